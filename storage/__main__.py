@@ -30,5 +30,5 @@ async def store(config: ServiceConfig, network: FlightNetwork) -> AsyncIterator[
 
 
 if __name__ == "__main__":
-    asked = command_line("python -m prorl.storage", "The store of a prorl service.").parse_args()
-    live(asked.config, partial(serve_part, WORKER, store), streams=True)
+    args = command_line("python -m prorl.storage", "The store of a prorl service.").parse_args()
+    live(args.config, partial(serve_part, WORKER, store), streams=True)

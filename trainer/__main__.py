@@ -28,15 +28,15 @@ from prorl.trainer.loop import train
 
 
 def main(argv: list[str] | None = None) -> int:
-    given = _arguments(argv)
-    if given.die_with_parent:
+    args = _arguments(argv)
+    if args.die_with_parent:
         die_with_parent(signal.SIGKILL)
     # stdout is for whoever reads our lines; where structlog is installed, stamina would tell of
     # retries there.
     set_on_retry_hooks([LoggingOnRetryHook])
     # transformers draws bars on stderr, where our one line is what an error says
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    asked = _note_signals()
+    signals = _note_signals()
     try:
         if (ranks := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
             raise UserError(
@@ -44,10 +44,10 @@ def main(argv: list[str] | None = None) -> int:
                 "one: each would train every row",
                 "start it without torchrun or accelerate, or write a trainer over client/ranks.py",
             )
-        config = parse(TrainerConfig, load_file(given.config), f"trainer config {given.config}")
+        config = parse(TrainerConfig, load_file(args.config), f"trainer config {args.config}")
         say("ready", {"run": config.run, "pid": os.getpid()})
         with connect(config.service) as client:
-            progress = train(config, client, hooks=(say_step,), stopped=lambda: bool(asked))
+            progress = train(config, client, hooks=(say_step,), stopped=lambda: bool(signals))
     except ProrlError as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, UserError) else 3
@@ -76,16 +76,16 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def _note_signals() -> list[int]:
     """The signals that have asked us to end, as they come; a second one ends the process."""
-    asked: list[int] = []
+    signals: list[int] = []
 
     def stop(number: int, _: object) -> None:
-        if asked:
+        if signals:
             os._exit(128 + number)
-        asked.append(number)
+        signals.append(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    return asked
+    return signals
 
 
 def say(what: str, values: Mapping[str, object]) -> None:

@@ -119,11 +119,11 @@ def weights_digest(directory: Path) -> str:
     digests of the shards in order of their names; an untied copy has its model's. Raises
     ConfigError where there are none.
     """
-    found = sorted(file for file in directory.glob("*.safetensors") if file.name != HEAD_FILE)
-    if not found:
+    files = sorted(file for file in directory.glob("*.safetensors") if file.name != HEAD_FILE)
+    if not files:
         raise ConfigError(f"{directory} holds no weights", "a directory with *.safetensors")
     digests = []
-    for path in found:
+    for path in files:
         with path.open("rb") as file:
             digests.append(hashlib.file_digest(file, "sha256").hexdigest())
     return (

@@ -52,7 +52,7 @@ class LossConfig(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _one_mean(self) -> Self:
+    def _check_single_mean(self) -> Self:
         if self.constant_length and self.ratio == "sequence":
             raise ValueError("`constant_length` divides a sum over tokens; `ratio: token` has one")
         return self

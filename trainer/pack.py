@@ -61,12 +61,12 @@ def packed_attention(
     UserError for a sliding window that a sequence does not fit, and for whatever else a model asks
     of its attention (sinks, a soft cap): left out, its logprobs would be those of another model.
     """
-    asked = sorted(
+    features = sorted(
         name for name, value in others.items() if value is not None and name not in _HARMLESS
     )
-    if asked:
+    if features:
         raise UserError(
-            f"a model whose attention takes {', '.join(asked)}",
+            f"a model whose attention takes {', '.join(features)}",
             "plain causal attention; train it by another trainer's adapter",
         )
     if sliding_window is not None and sliding_window < max_length_q:

@@ -29,7 +29,7 @@ from prorl.errors import ConflictError, NotFoundError, SchemaError, StorageError
 from prorl.schema import APPENDED, ARROW_ERRORS, check_schema, check_version
 from prorl.storage.files.durable import TEMP_MARK, WriteDurably, write_durably
 from prorl.storage.files.layout import RunDir
-from prorl.storage.files.objects import NameTakenError, remove
+from prorl.storage.files.objects import NameConflictError, remove
 from prorl.storage.files.part_reader import read_file
 from prorl.storage.files.parts import ROWS_DIGEST, aligned, encode_by_itself, rows_digest
 
@@ -103,7 +103,7 @@ class AppendedTable:
                 if any(key in self._keys(piece) for piece in cover(pieces)):
                     return False
                 seq = max((piece.last for piece in pieces), default=0) + 1
-                with suppress(NameTakenError):
+                with suppress(NameConflictError):
                     write(self.run.fs, self.path(Piece(seq, seq)), content)
                     return True
         raise StorageError(f"{self.run.path(self.table)}: others append too fast")
@@ -169,7 +169,7 @@ class AppendedTable:
                 promote_options="default",
             )
             whole = Piece(merged[0].first, merged[-1].last)
-            with suppress(NameTakenError):
+            with suppress(NameConflictError):
                 write(self.run.fs, self.path(whole), self._encode(rows, keys))
             if rows_digest(self._read(whole)) != rows_digest(rows):
                 raise StorageError(f"{self.path(whole)} does not hold what it replaces")

@@ -23,7 +23,7 @@ from prorl.errors import ConfigError, StorageError
 from prorl.linux.failpoints import failpoint
 from prorl.linux.files import sync_directory
 from prorl.storage.files.objects import (
-    NameTakenError,
+    NameConflictError,
     check_same,
     remove,
     write_object,
@@ -90,7 +90,7 @@ def check_conditional(fs: AbstractFileSystem, folder: str) -> None:
         write_object(fs, probe, b"first")
         try:
             write_object(fs, probe, b"second")
-        except NameTakenError:
+        except NameConflictError:
             return
         finally:
             remove(fs, probe)

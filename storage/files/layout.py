@@ -264,7 +264,7 @@ class RunDir:
         ranges = [name for name in self.commit_names() if name.first]
         return ranges[-1] if ranges else CommitName(0, 0)
 
-    def check_known(self, num_commits: int) -> None:
+    def check_commits(self, num_commits: int) -> None:
         """Raise ForeignDirectoryError where there are more commits than the log's `num_commits`."""
         upto = self.compacted().last
         beyond = (

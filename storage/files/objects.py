@@ -48,7 +48,7 @@ _BUSY = {errno.EBUSY, errno.EREMOTEIO, errno.EIO}
 _Answer = TypeVar("_Answer")
 
 
-class NameTakenError(StorageError):
+class NameConflictError(StorageError):
     """A name that is given once holds something else."""
 
 
@@ -155,7 +155,7 @@ def remove(fs: AbstractFileSystem, path: str) -> bool:
 def check_same(stored: bytes, ours: memoryview, path: str) -> None:
     """Raises NameTakenError where other content stands under a name than ours."""
     if stored != ours:
-        raise NameTakenError(
+        raise NameConflictError(
             f"{path} exists with other content: does another service write to this directory?"
         )
 

@@ -84,12 +84,12 @@ def compact(
 
 def _dense(commits: Sequence[Commit]) -> list[Commit]:
     """Up to the first gap: what follows one is not settled."""
-    found: list[Commit] = []
+    dense: list[Commit] = []
     for commit in commits:
-        if not commit.first_seq and commit.commit_seq != (found[-1].commit_seq if found else 0) + 1:
+        if not commit.first_seq and commit.commit_seq != (dense[-1].commit_seq if dense else 0) + 1:
             break
-        found.append(commit)
-    return found
+        dense.append(commit)
+    return dense
 
 
 class _Work:
@@ -178,9 +178,9 @@ class _Work:
         if len(parts) == 1 and _is_pack(first):
             return parts[0][0]
         # Columns that only some have, of another prorl, are null in the others' rows.
-        found = [rows for _, rows in parts]
-        rows = pa.concat_tables(found, promote_options="default").combine_chunks()
-        del found
+        tables = [rows for _, rows in parts]
+        rows = pa.concat_tables(tables, promote_options="default").combine_chunks()
+        del tables
         parts.clear()
         expected = checksum(rows)
         rows = rows.take(pa.array(row_order(table, rows, self._ranks)))
@@ -246,8 +246,10 @@ def delivery_ranks(run: RunDir, commits: Sequence[Commit]) -> Ranks:
     if not files:
         return Ranks(np.zeros(0, np.int64), np.zeros(0, np.int64))
     events = pa.concat_tables([read_part(run, file, columns) for file in files])
-    given = events.filter(pc.equal(events.column("event"), "delivered")).sort_by("group_id")
-    return Ranks(given.column("group_id").to_numpy(), given.column("delivery_seq").to_numpy())
+    delivered = events.filter(pc.equal(events.column("event"), "delivered")).sort_by("group_id")
+    return Ranks(
+        delivered.column("group_id").to_numpy(), delivered.column("delivery_seq").to_numpy()
+    )
 
 
 def row_order(table: str, rows: pa.Table, ranks: Ranks) -> _Int64s:
@@ -264,8 +266,8 @@ def checksum(rows: pa.Table) -> tuple[int, int]:
 
     with LockedDuckDB(memory="1GB") as database:
         database.register("given", rows)
-        found = database.query("select sum(hash(given))::varchar as h from given")
-    return rows.num_rows, int(found.column("h")[0].as_py() or 0)
+        row = database.query("select sum(hash(given))::varchar as h from given")
+    return rows.num_rows, int(row.column("h")[0].as_py() or 0)
 
 
 GRACE_S = 60.0
@@ -318,10 +320,10 @@ def _stray(run: RunDir, clock: Callable[[], float]) -> float:
 def _remove_replaced(run: RunDir, before: float) -> Iterator[str]:
     """Remove commits that a range published before `before` stands for, files before names."""
     names = run.commit_names()
-    gone = _replaced(run, names, before)
-    kept = run.read_commits([name for name in names if name not in set(gone)])
+    replaced = _replaced(run, names, before)
+    kept = run.read_commits([name for name in names if name not in set(replaced)])
     named = {file.path for commit in kept for file in commit.files}
-    for name in gone:
+    for name in replaced:
         with suppress(FileNotFoundError):
             for commit in run.read_commits([name]):
                 for file in commit.files:
@@ -344,7 +346,7 @@ def leftovers(root: str | Path) -> list[str]:
     """Names of the runs of a root that hold commits which a range stands for, or what compactions
     that died have left. Runs of another version are passed over.
     """
-    found = []
+    run_ids = []
     for name in list_runs(root):
         run = RunDir(below(root, name))
         with suppress(SchemaError):
@@ -352,8 +354,8 @@ def leftovers(root: str | Path) -> list[str]:
             names = run.commit_names()
             upto = max((each.last for each in names if each.first), default=0)
             if sum(each.last <= upto for each in names) > 1 or _strays(run):
-                found.append(name)
-    return found
+                run_ids.append(name)
+    return run_ids
 
 
 def _remove_strays(run: RunDir, before: float) -> Iterator[str]:

@@ -59,10 +59,10 @@ def drop_run(directory: Path) -> None:
             "a finished run that was read to its end",
             "`prorl show` it, or remove the directory yourself",
         )
-    gone = directory.with_name(f"{TRASH}{directory.name}")
-    shutil.rmtree(gone, ignore_errors=True)  # of a run of that name whose dropping was killed
-    directory.rename(gone)
-    shutil.rmtree(gone)
+    trash = directory.with_name(f"{TRASH}{directory.name}")
+    shutil.rmtree(trash, ignore_errors=True)  # of a run of that name whose dropping was killed
+    directory.rename(trash)
+    shutil.rmtree(trash)
 
 
 def drop_trash(root: Path) -> None:

@@ -142,9 +142,9 @@ class LiveRun:
         if row.kind is Kind.STALLED:
             self.order.tell(row.read(Stalled).reason)
             return
-        if row.seq <= self.writer.heard:
+        if row.seq <= self.writer.outbox_seq:
             return
-        self.writer.heard = row.seq
+        self.writer.outbox_seq = row.seq
         match row.kind:
             case Kind.ROWS:
                 rows = row.read(Rows)

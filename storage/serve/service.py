@@ -122,7 +122,7 @@ class Store:
             run.hear(row)
 
     def _attempt_keys(self) -> Iterable[AttemptKey]:
-        return [key for run in self._runs.values() for key in run.writer.held]
+        return [key for run in self._runs.values() for key in run.writer.in_flight]
 
     def _stats(self) -> Stats:
         done = self._retired_rows + sum(run.rows_committed for run in self._runs.values())

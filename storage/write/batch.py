@@ -77,20 +77,20 @@ class PendingPart:
 
 def part_tables(batch: PendingPart) -> dict[str, pa.Table]:
     """The rows of every table that has any, in the order of `TABLES`; copies tokens once."""
-    found: dict[str, list[pa.Table]] = {name: [] for name in TABLES}
+    by_table: dict[str, list[pa.Table]] = {name: [] for name in TABLES}
     if batch.rows:
         ordered = sorted(batch.rows.values(), key=lambda waiting: waiting.order)
         for name, rows in tables(stack([waiting.row for waiting in ordered])).items():
-            found[name].append(pa.Table.from_batches([rows]))
+            by_table[name].append(pa.Table.from_batches([rows]))
     if batch.terminals:
-        found["rollouts"].append(terminal_rows(batch.terminals.values()))
+        by_table["rollouts"].append(terminal_rows(batch.terminals.values()))
     if batch.events:
-        found["groups"].append(event_rows(batch.events[seq] for seq in sorted(batch.events)))
+        by_table["groups"].append(event_rows(batch.events[seq] for seq in sorted(batch.events)))
     if batch.tasks:
-        found["tasks"].append(task_rows(batch.tasks[group] for group in sorted(batch.tasks)))
+        by_table["tasks"].append(task_rows(batch.tasks[group] for group in sorted(batch.tasks)))
     if batch.attempts:
-        found["attempts"].append(attempt_rows(batch.attempts.values()))
-    joined = {name: pa.concat_tables(parts) for name, parts in found.items() if parts}
+        by_table["attempts"].append(attempt_rows(batch.attempts.values()))
+    joined = {name: pa.concat_tables(parts) for name, parts in by_table.items() if parts}
     return {name: rows for name, rows in joined.items() if rows.num_rows}
 
 

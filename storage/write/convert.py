@@ -175,7 +175,7 @@ def _routing(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _messages(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The messages of the rows; a grader's log follows its rollout's, in the role `grader`."""
-    said, graded = batch.column("messages").flatten(), _grader_messages(batch)
+    messages, graded = batch.column("messages").flatten(), _grader_messages(batch)
     owners = np.concatenate(
         [
             parents_of(batch.column("messages")),
@@ -188,7 +188,7 @@ def _messages(batch: pa.RecordBatch) -> pa.RecordBatch:
     keys = [batch.column(name).take(pa.array(sorted_owners)) for name in _KEYS]
     values = [
         pa.concat_arrays(pair).take(pa.array(order))
-        for pair in zip(said.flatten(), graded.flatten(), strict=True)
+        for pair in zip(messages.flatten(), graded.flatten(), strict=True)
     ]
     return pa.RecordBatch.from_arrays(
         [*keys, pa.array(index.astype(np.int32)), *values], schema=MESSAGES
@@ -313,16 +313,16 @@ def problems(batch: pa.RecordBatch) -> list[str]:
         if batch.num_rows == 1:
             return [f"null in {nulls}"]
         return [problem for i in range(batch.num_rows) for problem in problems(batch.slice(i, 1))]
-    found = _reward_problems(batch)
+    texts = _reward_problems(batch)
     sequences, parents = sequences_of(batch)
     segments = sequences.column("segment").to_numpy()
     expected = np.arange(len(parents)) - np.searchsorted(parents, parents)
-    for parent, segment, wanted, text in zip(
+    for parent, segment, next_segment, text in zip(
         parents, segments, expected, validate_sequences(sequences), strict=True
     ):
-        if text or segment != wanted or segment >= MAX_SEGMENTS:
-            found[parent] = text or f"segment {segment} where {wanted} was expected"
-    return found
+        if text or segment != next_segment or segment >= MAX_SEGMENTS:
+            texts[parent] = text or f"segment {segment} where {next_segment} was expected"
+    return texts
 
 
 def _reward_problems(batch: pa.RecordBatch) -> list[str]:

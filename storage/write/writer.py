@@ -133,11 +133,11 @@ class RunWriter:
         self._draining = False
         self._last_flush = -math.inf
         self._compacted_upto = 0
-        self.heard = 0
+        self.outbox_seq = 0
         """The last row of the outbox that is here, or stored."""
 
     @property
-    def held(self) -> list[AttemptKey]:
+    def in_flight(self) -> list[AttemptKey]:
         return list(self._flying.rows)
 
     async def open(self, news: RunNews) -> None:
@@ -157,7 +157,7 @@ class RunWriter:
             await self._show(commit)
 
     def _prepare(self, news: RunNews) -> None:
-        self.directory.check_known(news.num_commits)
+        self.directory.check_commits(news.num_commits)
         self.directory.create(empties(self.run_id).items(), self._write_file)
         unpublished = {missing.commit_seq: missing.part for missing in news.unpublished}
         published = min(unpublished, default=news.num_commits + 1) - 1
@@ -168,9 +168,9 @@ class RunWriter:
 
     def add(self, key: AttemptKey, row: Row, ack: Ack, num_bytes: int = 0) -> None:
         """`ack` is called once the row's fate is durable. `num_bytes`: if known."""
-        known = self._flying.knows(key) or self._waiting.knows(key)
-        if known is not None:
-            known.acks.append(ack)
+        waiting = self._flying.knows(key) or self._waiting.knows(key)
+        if waiting is not None:
+            waiting.acks.append(ack)
             return
         self._waiting.rows[key] = WaitingRow(key=key, row=row, acks=[ack])
         self._waiting.num_bytes += num_bytes or wire_bytes(row.as_batch)
@@ -225,7 +225,7 @@ class RunWriter:
                 self._urgent.clear()
                 self._arrived.clear()
             self._flying, self._waiting = self._waiting, PendingPart()
-            self._flying.outbox_upto = self.heard
+            self._flying.outbox_upto = self.outbox_seq
             await self._write()
             self._flying = PendingPart()
 
@@ -294,8 +294,8 @@ class RunWriter:
         """Take out the rows that the log refuses, and ack those that are durable already."""
         if not self._flying.rows:
             return _Refused(0, [])
-        asked = Reserve(attempts=tuple(self._flying.rows))
-        refused = (await self._control.request(asked, run_id=self.run_id)).refused
+        request = Reserve(attempts=tuple(self._flying.rows))
+        refused = (await self._control.request(request, run_id=self.run_id)).refused
         self._settle([r.key for r in refused if r.reason is RefusalReason.COMMITTED])
         superseded = [r.key for r in refused if r.reason is not RefusalReason.COMMITTED]
         return _Refused(len(refused), [self._flying.rows.pop(key) for key in superseded])
@@ -355,8 +355,8 @@ class RunWriter:
     async def _commit(self, part: _Part) -> tuple[Commit | None, list[WaitingRow]]:
         """One transaction of the log; no commit when it refused a row, which is out then."""
         try:
-            asked = commit_request(part.name, part.files, self._flying, part.tables)
-            answer = await self._control.request(asked, run_id=self.run_id)
+            request = commit_request(part.name, part.files, self._flying, part.tables)
+            answer = await self._control.request(request, run_id=self.run_id)
         except FencedError:
             for file in part.files:
                 path = self.directory.path(file.path)

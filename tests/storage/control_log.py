@@ -84,9 +84,9 @@ class FileLog:
     def tell(self, writer: RunWriter) -> None:
         """As the gateway tells a session, from the start of the outbox."""
         for row in self.state["outbox"]:
-            if row["seq"] <= writer.heard:
+            if row["seq"] <= writer.outbox_seq:
                 continue
-            writer.heard = row["seq"]
+            writer.outbox_seq = row["seq"]
             if row["kind"] == "rows":
                 writer.add_rows(msgspec.convert(row["payload"], Rows))
             else:

@@ -54,8 +54,8 @@ def metrics_callback(feed: Feed, waited_s: Callable[[], float] | None = None) ->
     class Metrics(TrainerCallback):
         _before = (time.monotonic(), 0.0)
 
-        def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            logs = given["logs"]
+        def on_log(self, args: Any, state: Any, control: Any, **arguments: Any) -> None:
+            logs = arguments["logs"]
             if not state.is_world_process_zero or "loss" not in logs:  # the last one sums up
                 return
             values = metrics_of(logs)
@@ -72,12 +72,12 @@ def metrics_callback(feed: Feed, waited_s: Callable[[], float] | None = None) ->
 def check_version(package: str) -> None:
     """Warns in one line where a trainer has another version than its adapter was tried with."""
     try:
-        found = version(package)
+        installed = version(package)
     except PackageNotFoundError:  # on the path, not installed
         return
-    if found.split(".")[:2] != TRIED[package].split("."):
+    if installed.split(".")[:2] != TRIED[package].split("."):
         warnings.warn(
-            f"{package} {found}: prorl's adapter was tried with {TRIED[package]};"
+            f"{package} {installed}: prorl's adapter was tried with {TRIED[package]};"
             " tests/trainer/test_adapters.py says whether it fits (make test-adapters)",
             stacklevel=3,
         )

@@ -70,8 +70,8 @@ class Steps:
         if written:
             self._feed.cursor = self._cursor(written[-1])
         groups = iter(self._feed)
-        while taken := list(islice(groups, self._groups)):
-            samples = [sample_of(record) for record in chain.from_iterable(taken)]
+        while batch := list(islice(groups, self._groups)):
+            samples = [sample_of(record) for record in chain.from_iterable(batch)]
             grid = prepare_batch(samples, self._seq_len, self._ranks, build_bin_cost(None))
             folder = self._folder / f"step_{step}"
             folder.mkdir(parents=True, exist_ok=True)

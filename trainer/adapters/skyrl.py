@@ -66,21 +66,25 @@ class Generator:
         if self._groups is None:
             self._groups = iter(self.feed)
         ids = input_batch.get("trajectory_ids")
-        keys = [one.instance_id for one in ids] if ids else [0] * len(input_batch["prompts"])
+        keys = (
+            [trajectory.instance_id for trajectory in ids]
+            if ids
+            else [0] * len(input_batch["prompts"])
+        )
         sampling = input_batch.get("sampling_params") or {}
-        found: list[Record] = []
+        records: list[Record] = []
         for _, rows in groupby(keys):
-            wanted, group = len(list(rows)), next(self._groups, None)
+            num_rows, group = len(list(rows)), next(self._groups, None)
             if group is None:
                 raise UserError(f"run {self.feed.run} has ended", "more groups, or fewer steps")
             rollouts = len({record.rollout for record in group})
-            if not len(group) == rollouts == wanted:
+            if not len(group) == rollouts == num_rows:
                 raise UserError(
                     f"group {group[0].group} of {rollouts} rollouts in {len(group)} sequences for"
-                    f" {wanted} rows",
+                    f" {num_rows} rows",
                     "n sequences a group: a filter that drops incomplete ones, one a rollout",
                 )
             temperature = float(sampling.get("temperature", 1.0))
             check_temperature(group, temperature, "generator.sampling_params.temperature")
-            found += group
-        return output_of(found, ids)
+            records += group
+        return output_of(records, ids)

@@ -52,7 +52,7 @@ def sample_of(record: Record, args: Any) -> Any:
         loss_mask=record.mask[record.first :].astype(int).tolist(),
         rollout_log_probs=record.logprobs[record.first :].tolist(),
         reward=record.reward,
-        weight_versions=[str(one) for one in sorted({*record.versions.tolist()} - {-1})],
+        weight_versions=[str(version) for version in sorted({*record.versions.tolist()} - {-1})],
         status=Sample.Status.COMPLETED,
         metadata={"prorl_advantage": record.advantage},
         rollout_routed_experts=experts,
@@ -76,15 +76,15 @@ class Groups:
 
     def get_samples(self, num_samples: int) -> list[list[Any]]:
         """The next groups. Raises UserError when the run ends before they came."""
-        found = []
+        samples = []
         for group in self._groups:
             temperature = getattr(self._args, "rollout_temperature", 1.0)
             check_temperature(group, temperature, "--rollout-temperature")
-            found.append([sample_of(record, self._args) for record in group])
-            if len(found) == num_samples:
-                return found
+            samples.append([sample_of(record, self._args) for record in group])
+            if len(samples) == num_samples:
+                return samples
         raise UserError(
-            f"run {self._feed.run} has ended with {len(found)} of {num_samples} groups",
+            f"run {self._feed.run} has ended with {len(samples)} of {num_samples} groups",
             "more groups, or fewer rollouts",
         )
 

@@ -38,17 +38,17 @@ class Serve(TrainerCallback):
     """Gives what TRL has saved to the model servers, and heeds who asks the training to end."""
 
     def __init__(self, feed: Feed) -> None:
-        self._feed, self._asked = feed, False
+        self._feed, self._stop_requested = feed, False
         signal.signal(signal.SIGTERM, self._stop)
 
     def _stop(self, *_: object) -> None:
-        self._asked = True
+        self._stop_requested = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
-        asked = torch.tensor([self._asked], dtype=torch.int32, device=args.device)
+        stop = torch.tensor([self._stop_requested], dtype=torch.int32, device=args.device)
         if args.world_size > 1:  # all end after the same step, or the others wait for ever
-            torch.distributed.all_reduce(asked, torch.distributed.ReduceOp.MAX)
-        control.should_training_stop |= bool(asked.item())
+            torch.distributed.all_reduce(stop, torch.distributed.ReduceOp.MAX)
+        control.should_training_stop |= bool(stop.item())
 
     def on_save(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         if state.is_world_process_zero and not is_replay(self._feed):
@@ -104,57 +104,57 @@ POSITIONAL = {
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     for name, what in POSITIONAL.items():
-        asked.add_argument(name, help=what)
-    asked.add_argument("--steps", type=int, default=1000, help="at most; fewer where the run ends")
-    asked.add_argument("--groups", type=int, default=32, help="a step")
-    asked.add_argument("-n", type=int, default=8, help="rollouts a group, as the run has them")
-    asked.add_argument("--rows", type=int, default=8, help="in a forward pass")
-    asked.add_argument("--learning-rate", type=float, default=1e-6)
-    asked.add_argument("--beta", type=float, default=1e-4, help="of the KL penalty")
-    asked.add_argument("--temperature", type=float, default=1.0, help="of the run")
-    asked.add_argument("--seed", type=int, default=0)
-    asked.add_argument("--cpu", action="store_true")
-    asked.add_argument("--die-with-parent", action="store_true")
-    given = asked.parse_args()
+        parser.add_argument(name, help=what)
+    parser.add_argument("--steps", type=int, default=1000, help="at most; fewer where the run ends")
+    parser.add_argument("--groups", type=int, default=32, help="a step")
+    parser.add_argument("-n", type=int, default=8, help="rollouts a group, as the run has them")
+    parser.add_argument("--rows", type=int, default=8, help="in a forward pass")
+    parser.add_argument("--learning-rate", type=float, default=1e-6)
+    parser.add_argument("--beta", type=float, default=1e-4, help="of the KL penalty")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of the run")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--die-with-parent", action="store_true")
+    args = parser.parse_args()
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if given.groups * given.n % (given.rows * ranks):
-        asked.error(
-            f"--rows {given.rows} on {ranks} processes do not divide {given.groups} groups of"
-            f" {given.n}"
+    if args.groups * args.n % (args.rows * ranks):
+        parser.error(
+            f"--rows {args.rows} on {ranks} processes do not divide {args.groups} groups of"
+            f" {args.n}"
         )
-    if given.die_with_parent:
+    if args.die_with_parent:
         die_with_parent(signal.SIGKILL)
     # What a kill cut off has no place in the feed: that is written last.
-    whole = [path.parent for path in Path(given.output).glob(f"checkpoint-*/{STATE}")]
+    whole = [path.parent for path in Path(args.output).glob(f"checkpoint-*/{STATE}")]
     newest = max(whole, key=lambda path: int(path.name[11:]), default=None)
     done = int(newest.name[11:]) if newest else 0
-    feed = Feed(given.root, given.run, consumer="primary")
+    feed = Feed(args.root, args.run, consumer="primary")
     try:
-        expected = planned(feed, given.steps, given.groups)
+        expected = planned(feed, args.steps, args.groups)
     except ProrlError as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
     if is_first := os.environ.get("RANK", "0") == "0":
         print(f"steps    {expected}; {done} are done", flush=True)
-    if done >= given.steps:
+    if done >= args.steps:
         return
     config = GRPOConfig(
-        output_dir=given.output,
-        max_steps=given.steps,
-        learning_rate=given.learning_rate,
-        beta=given.beta,
+        output_dir=args.output,
+        max_steps=args.steps,
+        learning_rate=args.learning_rate,
+        beta=args.beta,
         loss_type="dapo",
         epsilon_high=0.28,
-        temperature=given.temperature,
-        num_generations=given.n,
-        per_device_train_batch_size=given.rows,
-        gradient_accumulation_steps=given.groups * given.n // (given.rows * ranks),
-        gradient_checkpointing=not given.cpu,
-        bf16=not given.cpu,
-        use_cpu=given.cpu,
-        seed=given.seed,
+        temperature=args.temperature,
+        num_generations=args.n,
+        per_device_train_batch_size=args.rows,
+        gradient_accumulation_steps=args.groups * args.n // (args.rows * ranks),
+        gradient_checkpointing=not args.cpu,
+        bf16=not args.cpu,
+        use_cpu=args.cpu,
+        seed=args.seed,
         logging_steps=1,
         save_steps=1,
         save_total_limit=3,
@@ -163,9 +163,9 @@ def main() -> None:
     )
     trainer = grpo_trainer(
         feed,
-        model=given.model,
+        model=args.model,
         args=config,
-        processing_class=AutoTokenizer.from_pretrained(given.model),
+        processing_class=AutoTokenizer.from_pretrained(args.model),
         callbacks=[Serve(feed)],
     )
     try:
@@ -175,7 +175,7 @@ def main() -> None:
             print(error, file=sys.stderr)
         raise SystemExit(2) from None
     if is_first:
-        print(f"trained  {trainer.state.global_step} steps of run {given.run}", flush=True)
+        print(f"trained  {trainer.state.global_step} steps of run {args.run}", flush=True)
 
 
 def planned(feed: Feed, most: int, groups: int) -> str:

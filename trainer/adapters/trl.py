@@ -118,8 +118,8 @@ def most_groups(feed: Feed) -> int | None:
     """
     with connect(feed.url) as client:
         if is_replay(feed):
-            found = client.status()
-            runs = {run["run"]: run for run in found["runs"]}
+            status = client.status()
+            runs = {run["run"]: run for run in status["runs"]}
             if feed.run not in runs:
                 raise NotFoundError(f"no run {feed.run!r} in the replay: {', '.join(runs)}")
             return int(runs[feed.run]["delivered"])
@@ -147,7 +147,7 @@ class Rows:
     def __init__(self, feed: Feed, temperature: float = 1.0) -> None:
         self._feed, self._temperature = feed, temperature
         self._groups: Iterator[list[Record]] | None = None
-        self._left: list[dict[str, Any]] = []
+        self._remaining: list[dict[str, Any]] = []
         self.cursor = feed.cursor
         """After the last group all of whose rows were taken."""
         self.waited_s = 0.0
@@ -159,30 +159,30 @@ class Rows:
         """
         if self._groups is None:
             self._groups = iter(self._feed)
-        while len(self._left) < count:
+        while len(self._remaining) < count:
             began = time.monotonic()
             group = next(self._groups, None)
             self.waited_s += time.monotonic() - began
             if group is None:
-                if not self._left:
+                if not self._remaining:
                     raise EndOfRunError(
                         f"run {self._feed.run} has ended: all of its rows were taken"
                     )
-                self._left += [_idle(self._left[-1])] * (count - len(self._left))
+                self._remaining += [_idle(self._remaining[-1])] * (count - len(self._remaining))
                 break
             check_temperature(group, self._temperature, "GRPOConfig.temperature")
             rows = [row_of(record) for record in group]
             rows[-1]["prorl_cursor"] = self._feed.cursor
-            self._left += rows
-        taken, self._left = self._left[:count], self._left[count:]
-        for row in taken:
+            self._remaining += rows
+        batch, self._remaining = self._remaining[:count], self._remaining[count:]
+        for row in batch:
             self.cursor = row.pop("prorl_cursor", self.cursor)
-        return taken
+        return batch
 
     def restore(self, cursor: str | None) -> None:
         """Begin again behind a checkpoint's cursor."""
         self._feed.cursor = self.cursor = cursor
-        self._groups, self._left = None, []
+        self._groups, self._remaining = None, []
 
 
 def grpo_trainer(
@@ -206,8 +206,8 @@ def grpo_trainer(
         def take(count: int) -> list[dict[str, Any]]:
             return scaled(rows.take(count), trainer.loss_type)
 
-        taken = deal(trainer.accelerator, take, len(prompts))
-        return {name: [row[name] for row in taken] for name in taken[0]}
+        dealt = deal(trainer.accelerator, take, len(prompts))
+        return {name: [row[name] for row in dealt] for name in dealt[0]}
 
     def reward(prorl_reward: list[float], **_: object) -> list[float]:
         return prorl_reward
@@ -228,8 +228,8 @@ def grpo_trainer(
 
         def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-            given = [row["prorl_advantage"] for row in inputs]
-            output["advantages"] = torch.tensor(given, device=self.accelerator.device)
+            advantages = [row["prorl_advantage"] for row in inputs]
+            output["advantages"] = torch.tensor(advantages, device=self.accelerator.device)
             output["old_per_token_logps"] = output["sampling_per_token_logps"]
             return output
 

@@ -39,7 +39,7 @@ def sample_of(record: Record) -> Any:
     """TRL counts its first weights as version 1, which is our 0."""
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
-    known = record.versions[record.versions >= 0]
+    versions = record.versions[record.versions >= 0]
     return RolloutSample(
         prompt=[],
         completion=[],
@@ -47,7 +47,7 @@ def sample_of(record: Record) -> Any:
         completion_mask=record.mask.astype(np.int64),
         old_log_probs=record.logprobs,
         advantage=record.advantage,
-        model_version=int(known.min(initial=2**31 - 2)) + 1,
+        model_version=int(versions.min(initial=2**31 - 2)) + 1,
         group_id=record.group,
         metrics={"reward": record.reward},
     )

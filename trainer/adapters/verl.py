@@ -131,7 +131,7 @@ class Manager:
         self._groups: Iterator[list[Record]] | None = None
         self._starts: dict[str, str | None] = {}
         """By step, the cursor before its first group."""
-        self._asked = threading.Lock()  # protects the order of groups: one step after the other
+        self._fetching = threading.Lock()  # protects the order of groups: one step after the other
         self.error: BaseException | None = None
         path = os.environ.get(LOG_PATH, "")
         self._steps = StepsFile(Path(path), feed) if path else None
@@ -161,7 +161,7 @@ class Manager:
     def _answer(self, uids: list[str], step: int) -> None:
         waiting = list(uids)
         try:
-            with self._asked:
+            with self._fetching:
                 if self._steps is not None:
                     self._steps.send()
                 self._begin(step)

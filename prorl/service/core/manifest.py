@@ -33,7 +33,7 @@ from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.core.state import RunRecord
 from prorl.storage.files.durable import check_conditional, write_durably
 from prorl.storage.files.layout import MANIFEST, RunDir, check_manifest, manifest_digest
-from prorl.storage.files.objects import NameTakenError, ask
+from prorl.storage.files.objects import NameConflictError, ask
 from prorl.types import Json
 
 OWNER = ".owner"
@@ -80,7 +80,7 @@ def write_manifest(
             }
             _make(directory, content)
             failpoint("manifest.written")
-    except NameTakenError:
+    except NameConflictError:
         hint = "choose another run_id"
         problem = f"{directory.where} is being made by another service"
         raise ConflictError(problem, "a directory that does not exist", hint) from None
@@ -128,7 +128,7 @@ def claim_store(service: ServiceConfig, owner: str) -> None:
     check_conditional(store.fs, store.root)
     try:
         write_durably(store.fs, store.path(OWNER), owner.encode())
-    except NameTakenError:
+    except NameConflictError:
         raise ConflictError(
             f"{service.store.url} belongs to another service's root",
             "a url that no other service writes to",
@@ -168,7 +168,7 @@ def foreign_directories(
     """
     for run in runs:
         try:
-            RunDir(service.run_directory(run.run_id)).check_known(run.commits.next_commit - 1)
+            RunDir(service.run_directory(run.run_id)).check_commits(run.commits.next_commit - 1)
         except ForeignDirectoryError as error:
             yield run, str(error)
 
