@@ -131,9 +131,9 @@ class Client:
         proved. The same settings again give the run as it is; others: ConflictError.
         """
         while True:
-            said = dict(self._http.request("POST", "v1", "runs", body=config))
-            if said["state"] != "proving":
-                return said
+            view = dict(self._http.request("POST", "v1", "runs", body=config))
+            if view["state"] != "proving":
+                return view
 
     def submit(
         self,
@@ -191,9 +191,9 @@ class Client:
         """
         self.create_run(run_id=run, delivery="store", **config)
         self.submit(run, tasks, n, key="evaluate", sampling=sampling, last=True)
-        while (said := self.run(run))["state"] == "open":
+        while (view := self.run(run))["state"] == "open":
             time.sleep(LOOK_S)
-        return said
+        return view
 
     def _send_groups(self, run: str, bodies: Iterator[Json], last: bool) -> list[Json]:
         """In pieces, with `last` in the last one, which may be empty."""
@@ -260,10 +260,10 @@ class Client:
         if expected is not None:
             body["expected"] = dict(expected)
         while True:
-            said = dict(self._http.request("POST", "v1", "runs", run, "versions", body=body))
-            if not said.pop("pending", False):
-                return said
-            body["version"] = said["version"]
+            reply = dict(self._http.request("POST", "v1", "runs", run, "versions", body=body))
+            if not reply.pop("pending", False):
+                return reply
+            body["version"] = reply["version"]
 
     def announce(
         self,
@@ -400,7 +400,7 @@ class Client:
         tokens, which are all but the last; None where the run keeps none (`run.routed_experts`). A
         fetch of its own, group by group: about 400 bytes a token of a large model.
         """
-        found: dict[int, NDArray[Any]] = {}
+        experts: dict[int, NDArray[Any]] = {}
         for seq in batch.arrow.column("delivery_seq").unique().to_pylist():
             ticket = Ticket(
                 run=batch.run,
@@ -413,8 +413,8 @@ class Client:
             rows = self._retrying(partial(self._routing, ticket))
             for row in rows.select(["sequence_id", "width", "experts", "wide"]).to_pylist():
                 flat = np.frombuffer(row["experts"], "<i2" if row["wide"] else "u1")
-                found[row["sequence_id"]] = flat.reshape(-1, row["width"])
-        return [found.get(key) for key in batch.arrow.column("sequence_id").to_pylist()]
+                experts[row["sequence_id"]] = flat.reshape(-1, row["width"])
+        return [experts.get(key) for key in batch.arrow.column("sequence_id").to_pylist()]
 
     def _routing(self, ticket: Ticket) -> pa.Table:
         return self._flight(ticket.run).routed_experts(ticket)
@@ -478,12 +478,12 @@ class Client:
             return
         config = self.run(run)["config"]
         if config["delivery"] == "stream" and groups_per_batch > config["max_unacked_groups"]:
-            given = (
+            problem = (
                 f"groups_per_batch {groups_per_batch} of run {run!r}, which pauses at"
                 f" {config['max_unacked_groups']} uncommitted groups"
             )
             raise UserError(
-                given, "at most that many", "make the run with a larger max_unacked_groups"
+                problem, "at most that many", "make the run with a larger max_unacked_groups"
             )
 
     def _batches(self, ticket: Ticket, step: int) -> Iterator[PackedBatch]:

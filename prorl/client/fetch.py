@@ -145,8 +145,8 @@ class FlightSource:
 
     def _fetch_remote(self, ticket: Ticket) -> Fetched:
         table = self._get(fl.Ticket(ticket.dumps()), ticket.wait_s)
-        said = table.schema.metadata
-        cursor, end = said[b"prorl.cursor"].decode(), said[b"prorl.end"] == b"true"
+        metadata = table.schema.metadata
+        cursor, end = metadata[b"prorl.cursor"].decode(), metadata[b"prorl.end"] == b"true"
         batches = iter(table.to_batches())
         num_groups = (
             Cursor.parse(cursor).seq - int(table.column("delivery_seq")[0].as_py())
@@ -159,7 +159,7 @@ class FlightSource:
             cursor=cursor,
             end=end,
             mapped=False,
-            stalled=said.get(b"prorl.stalled", b"").decode(),
+            stalled=metadata.get(b"prorl.stalled", b"").decode(),
         )
 
     def _get(self, ticket: fl.Ticket, wait_s: float, schema: pa.Schema = STREAM) -> pa.Table:

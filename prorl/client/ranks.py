@@ -86,15 +86,15 @@ def deal(
 def _pack(rows: Iterable[int], sizes: Sequence[int], max_tokens: int) -> list[Rows]:
     """First fit of rows that come longest first."""
     room: list[int] = []
-    held: list[list[int]] = []
+    packs: list[list[int]] = []
     for row in rows:
         fits = next((i for i, free in enumerate(room) if sizes[row] <= free), len(room))
         if fits == len(room):
             room.append(max_tokens)
-            held.append([])
+            packs.append([])
         room[fits] -= sizes[row]
-        held[fits].append(row)
-    return [tuple(sorted(mine)) for mine in held]
+        packs[fits].append(row)
+    return [tuple(sorted(mine)) for mine in packs]
 
 
 def _spread(passes: list[Rows], sizes: Sequence[int], count: int) -> tuple[Rows, ...]:

@@ -77,12 +77,12 @@ def records(
         name: batch.arrow.column(name).to_pylist()
         for name in ("group_id", "rollout_id", "sample_index", "segment", "weight")
     }
-    found = []
+    sequences = []
     for row in range(batch.num_sequences):
         here = slice(int(batch.cu_seqlens[row]), int(batch.cu_seqlens[row + 1]))
         first = int(np.searchsorted(sampled, here.start))
         end = first == len(sampled) or sampled[first] >= here.stop
-        found.append(
+        sequences.append(
             Record(
                 ids=batch.token_ids[here].copy(),
                 mask=mask[here],
@@ -100,7 +100,7 @@ def records(
                 routed_experts=routed_experts[row] if routed_experts is not None else None,
             )
         )
-    return found
+    return sequences
 
 
 class Feed:

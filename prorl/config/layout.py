@@ -21,7 +21,7 @@ from prorl.graph import GRAPH
 
 SERVICE = "service"
 
-ONE_LOOP_CORES = 4
+SINGLE_LOOP_CORES = 4
 """Up to so many cores a second process for the stages costs more than it brings: one loop does
 about 40 rollouts a second with tools, and model servers or tools want the other cores.
 """
@@ -34,7 +34,7 @@ def settle(config: ServiceConfig, cores: int | None = None) -> ServiceConfig:
     if config.workers != "auto":
         return config
     cores = cores or len(os.sched_getaffinity(0))
-    return config.model_copy(update={"workers": int(cores > ONE_LOOP_CORES)})
+    return config.model_copy(update={"workers": int(cores > SINGLE_LOOP_CORES)})
 
 
 def processes(config: ServiceConfig) -> Mapping[str, tuple[str, ...]]:

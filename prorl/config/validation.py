@@ -48,7 +48,7 @@ _KINDS = {
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 """A key that is none of a model's, or of a dataclass's."""
 
-SHOWN = 200
+INPUT_CHARS = 200
 """Characters of a refused value that an error shows."""
 
 
@@ -62,19 +62,19 @@ def explain(error: ValidationError, model: type[BaseModel], where: str) -> Confi
         close = difflib.get_close_matches(str(first["loc"][-1]), _keys(model), n=1, cutoff=0.75)
         hint = f"did you mean `{close[0]}`?" if close else "see `prorl schema --config`"
         return ConfigError(f"{where}: unknown key `{path}`", "a known key", hint)
-    return ConfigError(f"{where}: {given(first)}", expected(first))
+    return ConfigError(f"{where}: {describe_input(first)}", expected(first))
 
 
-def differing(one: Any, other: Any, at: str = "") -> Iterator[str]:
+def differing(ours: Any, theirs: Any, at: str = "") -> Iterator[str]:
     """Dotted names of the values in which two JSON objects differ.
 
     >>> list(differing({"a": 1, "b": {"c": 2, "d": 3}}, {"a": 1, "b": {"c": 4, "d": 3}}))
     ['b.c']
     """
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in {**one, **other}:
-            yield from differing(one.get(key), other.get(key), f"{at}.{key}" if at else key)
-    elif one != other:
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for key in {**ours, **theirs}:
+            yield from differing(ours.get(key), theirs.get(key), f"{at}.{key}" if at else key)
+    elif ours != theirs:
         yield at
 
 
@@ -83,15 +83,15 @@ def dotted(place: tuple[Any, ...]) -> str:
     return ".".join(str(part) for part in place) or "(top level)"
 
 
-def given(error: Mapping[str, Any]) -> str:
+def describe_input(error: Mapping[str, Any]) -> str:
     """The key and what stood there, cut where it is long."""
     path = dotted(error["loc"])
     if error["type"] == "missing":
         return f"no `{path}`"
     if error["type"] in UNKNOWN:
         return f"unknown key `{path}`"
-    shown = repr(error.get("input"))
-    return f"`{path}` = {shown if len(shown) <= SHOWN else shown[:SHOWN] + '...'}"
+    text = repr(error.get("input"))
+    return f"`{path}` = {text if len(text) <= INPUT_CHARS else text[:INPUT_CHARS] + '...'}"
 
 
 def expected(error: Mapping[str, Any]) -> str:

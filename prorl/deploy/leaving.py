@@ -80,7 +80,7 @@ async def stay(
     `remaining_s`: seconds of its walltime. `others`: what runs as long as it does. Raises what
     broke it, or one of them.
     """
-    watched = (supervisor.failed(), supervisor.left.wait(), requests.kill.wait())
+    watched = (supervisor.failed(), supervisor.drained.wait(), requests.kill.wait())
     done_here = (
         _obey(supervisor, requests),
         _watch_clock(supervisor.config, requests, remaining_s),

@@ -68,7 +68,7 @@ async def keep_certificate(join: Join, config: ServiceConfig) -> None:
                 new.write(path)
                 log.info("the certificate of %s is new", config.node_id)
             except ProrlError as error:
-                log.warning("%.1f days before it ends: %s", own.days_left(), error)
+                log.warning("%.1f days before it ends: %s", own.remaining_days(), error)
 
 
 def _client(join: Join, credentials: Credentials) -> Client:

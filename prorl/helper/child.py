@@ -134,24 +134,24 @@ def serve(prepare: Callable[..., Answer], *, with_channel: bool = False) -> NoRe
 
     `with_channel`: `prepare` takes the channel first, for calls back.
     """
-    given = _arguments()
-    die_with_parent(signal.SIGKILL, given.parent)
+    args = _arguments()
+    die_with_parent(signal.SIGKILL, args.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     spare_ancestors()
-    os.nice(given.nice)
+    os.nice(args.nice)
     _be_the_first_to_go()
     os.dup2(2, 1)  # what users' code prints is no answer
-    channel = Channel(socket.socket(fileno=given.channel))
+    channel = Channel(socket.socket(fileno=args.channel))
     os.register_at_fork(after_in_child=lambda: _forked(channel))
-    faulthandler.enable(given.faults, all_threads=False)
-    faulthandler.register(signal.SIGUSR1, given.faults, all_threads=False)
+    faulthandler.enable(args.faults, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, args.faults, all_threads=False)
     try:
-        arguments = (channel, *given.arguments) if with_channel else given.arguments
+        arguments = (channel, *args.arguments) if with_channel else args.arguments
         answer = prepare(*arguments)
     except BaseException as error:  # noqa: BLE001  whatever users' code raises is an answer
         channel.finish(*_raised(error))
         os._exit(1)
-    _bound_memory(given.memory_bytes)
+    _bound_memory(args.memory_bytes)
     channel.finish("ready", None)
     while True:
         question = channel.receive()
@@ -196,7 +196,9 @@ def read_extension(code: int, data: memoryview) -> int:
 def _raised(error: BaseException) -> tuple[str, Any]:
     """An error that `CROSSES` is raised where it was asked for; of others their words."""
     if isinstance(error, CROSSES) and type(error).__module__ == ProrlError.__module__:
-        arguments = [one if isinstance(one, int) else str(one) for one in error.args]
+        arguments = [
+            argument if isinstance(argument, int) else str(argument) for argument in error.args
+        ]
         return "error", (type(error).__name__, arguments)
     return "raised", trouble(error)
 
@@ -206,10 +208,10 @@ def trouble(error: BaseException) -> dict[str, Any]:
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     try:
-        said = str(error)
+        text = str(error)
     except Exception:  # noqa: BLE001  a user's own exception class, whose __str__ is broken
-        said = "(it cannot say why)"
-    words = f"{type(error).__name__}: {said}" if said else type(error).__name__
+        text = "(it cannot say why)"
+    words = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return {
         "words": words.encode("utf-8", "replace").decode()[:MAX_WORDS],
         "place": place_of(error) or _lines(error.__traceback__, lambda file: True),
@@ -225,19 +227,19 @@ def trace_of(error: BaseException) -> str:
 
 def place_of(error: BaseException, is_users: Callable[[str], bool] | None = None) -> str:
     """`file:line in function` of users' last line, in the first cause that has one; else empty."""
-    known: list[BaseException] = []
+    chain: list[BaseException] = []
     at: BaseException | None = error
-    while at is not None and at not in known:
-        known.append(at)
+    while at is not None and at not in chain:
+        chain.append(at)
         at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
-    wanted = is_users or (lambda file: not is_common(file))
-    found = (_lines(one.__traceback__, wanted) for one in reversed(known))
-    return next(filter(None, found), "")
+    counts = is_users or (lambda file: not is_common(file))
+    lines = (_lines(cause.__traceback__, counts) for cause in reversed(chain))
+    return next(filter(None, lines), "")
 
 
-def _lines(trace: TracebackType | None, wanted: Callable[[str], bool]) -> str:
+def _lines(trace: TracebackType | None, counts: Callable[[str], bool]) -> str:
     for line in reversed(traceback.extract_tb(trace)):
-        if wanted(line.filename):
+        if counts(line.filename):
             return f"{line.filename}:{line.lineno} in {line.name}"
     return ""
 

@@ -280,9 +280,9 @@ async def pool(program: Program) -> Helpers:
 def close(program: Program | None = None) -> None:
     """End the running loop's helpers of a program, or all; the next question starts others."""
     pools = _POOLS.get(asyncio.get_running_loop(), {})
-    for one in [program] if program is not None else list(pools):
-        if (found := pools.pop(one, None)) is not None:
-            found.close()
+    for key in [program] if program is not None else list(pools):
+        if (pool := pools.pop(key, None)) is not None:
+            pool.close()
 
 
 async def _until_the_loop_ends() -> AsyncIterator[None]:

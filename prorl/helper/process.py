@@ -204,21 +204,21 @@ class Helper:
         be the next question's.
         """
         began_cpu_s, began_starved_s, limit_s = self._cpu_s(), self._starved_s(), wall_s
-        heard = asyncio.ensure_future(self._hear(call_back))
-        waited_s, asked, is_whole, num_calls = 0.0, self._clock(), False, self._num_calls
+        answering = asyncio.ensure_future(self._hear(call_back))
+        waited_s, started, is_whole, num_calls = 0.0, self._clock(), False, self._num_calls
         try:
-            while not heard.done():
+            while not answering.done():
                 if self._program.by_step and (self._calls or num_calls != self._num_calls):
                     # it waits for us, or has begun another step
-                    waited_s, asked, num_calls = 0.0, self._clock(), self._num_calls
+                    waited_s, started, num_calls = 0.0, self._clock(), self._num_calls
                     began_cpu_s, began_starved_s, limit_s = self._cpu_s(), self._starved_s(), wall_s
                 tick_s = min(TICK_S, limit_s - waited_s)
                 began = self._clock()
-                await asyncio.wait({heard}, timeout=tick_s)
+                await asyncio.wait({answering}, timeout=tick_s)
                 # a tick that lasts longer is one in which we were stopped ourselves
                 waited_s += min(self._clock() - began, tick_s)
-                waited_s = self._clock() - asked if strict else waited_s
-                if heard.done():
+                waited_s = self._clock() - started if strict else waited_s
+                if answering.done():
                     break
                 if self._child.poll() is not None:
                     raise await self._died(what)
@@ -229,18 +229,18 @@ class Helper:
                     raise await self._late(f"{what} took longer than {wall_s:.3g} s")
                 if self._cpu_s() - began_cpu_s > cpu_s:
                     raise await self._late(f"{what} took more than {cpu_s:g} s of processor time")
-            kind, value = heard.result()
+            kind, value = answering.result()
             is_whole = kind != "raised"
         except asyncio.CancelledError:
-            if heard.done() and heard.exception() is None:
-                is_whole = heard.result()[0] != "raised"
+            if answering.done() and answering.exception() is None:
+                is_whole = answering.result()[0] != "raised"
             else:
-                await self._interrupt(heard)
+                await self._interrupt(answering)
             raise
         except (EOFError, ConnectionError):
             raise await self._died(what) from None
         finally:
-            heard.cancel()
+            answering.cancel()
             if is_whole:
                 self._number += 1
             else:
@@ -299,13 +299,13 @@ class Helper:
         if not call.cancelled() and isinstance(error := call.exception(), Exception):
             self._reader.set_exception(error)  # a mistake of ours: the asker's, who reads next
 
-    async def _interrupt(self, heard: asyncio.Future[tuple[str, Any]]) -> None:
+    async def _interrupt(self, answering: asyncio.Future[tuple[str, Any]]) -> None:
         """Have the code stop, as Ctrl-C does, before its process is killed."""
         for call in self._calls:
             call.cancel()
         with contextlib.suppress(ProcessLookupError):
             self._child.send_signal(signal.SIGINT)
-        await asyncio.wait({heard}, timeout=CANCEL_S)
+        await asyncio.wait({answering}, timeout=CANCEL_S)
 
     async def _late(self, words: str) -> Late | Died:
         if is_stopped(self._child.pid):
@@ -334,8 +334,8 @@ class Helper:
     def _last_words(self) -> str:
         """Where the code was, as the interpreter wrote it down when it was asked or crashed."""
         lines = os.pread(self._faults, 1 << 16, 0).decode("utf-8", "replace").splitlines()
-        frames = [found for line in lines if (found := _FRAME.match(line)) is not None]
-        for frame in [one for one in frames if not is_common(one[1])] or frames:
+        frames = [match for line in lines if (match := _FRAME.match(line)) is not None]
+        for frame in [entry for entry in frames if not is_common(entry[1])] or frames:
             return f"{frame[1]}:{frame[2]} in {frame[3]}"
         return ""
 

@@ -100,8 +100,8 @@ def named_run(method: str, path: str) -> str:
 
 def _route(method: str, path: str) -> tuple[frozenset[str], dict[str, str]]:
     """Roles of the route that a path is of (nobody, where there is none), and what it names."""
-    for known, pattern, roles in _PATTERNS:
-        if known == method and (match := pattern.fullmatch(path)):
+    for verb, pattern, roles in _PATTERNS:
+        if verb == method and (match := pattern.fullmatch(path)):
             return roles, match.groupdict()
     return frozenset(), {}
 

@@ -91,19 +91,19 @@ class Keys:
         """What the `Authorization` header allows. Raises UnauthorizedError."""
         if not self._owner:
             return EVERYTHING
-        scheme, _, given = header.partition(b" ")
-        given = given.strip()
+        scheme, _, token = header.partition(b" ")
+        token = token.strip()
         if scheme.lower() != b"bearer":
             raise UnauthorizedError("no bearer token", "the header `Authorization: Bearer TOKEN`")
-        if hmac.compare_digest(given, self._owner):
+        if hmac.compare_digest(token, self._owner):
             return EVERYTHING
         wrong = UnauthorizedError("a wrong bearer token", "that of a join file, or of ROOT/token")
-        if not self._key or len(given) > MAX_TOKEN:
+        if not self._key or len(token) > MAX_TOKEN:
             raise wrong
         import jwt
 
         try:
-            claims = jwt.decode(given, self._key, [ALGORITHM], {"require": ["grant"]})
+            claims = jwt.decode(token, self._key, [ALGORITHM], {"require": ["grant"]})
             return TokenGrant.of(claims["grant"])
         except (jwt.InvalidTokenError, KeyError, TypeError):
             raise wrong from None

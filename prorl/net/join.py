@@ -56,9 +56,9 @@ class Join:
     def read(cls, path: Path) -> Self:
         """Raises ConfigError that says what is wrong with the file, or that its time is over."""
         join = cls.parse(path)
-        if (left := join.credentials.days_left()) < 0:
+        if (remaining := join.credentials.remaining_days()) < 0:
             raise ConfigError(
-                f"the certificate in {path} ended {-left:.0f} days ago",
+                f"the certificate in {path} ended {-remaining:.0f} days ago",
                 "one that is valid",
                 "the service writes ROOT/join anew in time: copy it from there once more",
             )
@@ -122,18 +122,18 @@ def ends_soon(root: Path) -> dict[str, float]:
     days: dict[str, float] = {}
     for path in (root / "tls" / SERVICE_FILE, *sorted((root / "join").glob("*.json"))):
         with suppress(ConfigError):  # none of ours, or not there: whoever uses it says so
-            if (found := Credentials.read(path)).ends_soon:
-                days[str(path)] = found.days_left()
+            if (credentials := Credentials.read(path)).ends_soon:
+                days[str(path)] = credentials.remaining_days()
     return days
 
 
 def _lasts(path: Path, authority: Authority, address: str) -> bool:
     try:
-        found = Credentials.read(path)
+        credentials = Credentials.read(path)
     except ConfigError:
         return False
-    same = found.authority == authority.certificate and found.is_for(address)
-    return same and not found.ends_soon
+    same = credentials.authority == authority.certificate and credentials.is_for(address)
+    return same and not credentials.ends_soon
 
 
 def _still_good(path: Path, authority: Authority, url: str, keys: Keys) -> bool:

@@ -126,9 +126,9 @@ class Credentials:
 
     def check_valid(self) -> None:
         """Raise UnauthorizedError when the certificate has ended."""
-        if (left := self.days_left()) < 0:
+        if (remaining := self.remaining_days()) < 0:
             raise UnauthorizedError(
-                f"our own certificate ended {-left:.1f} days ago",
+                f"our own certificate ended {-remaining:.1f} days ago",
                 "one that is valid",
                 "start with a join file that the service has written anew",
             )
@@ -142,7 +142,7 @@ class Credentials:
         )
         return _general_name(address) in names.value
 
-    def days_left(self) -> float:
+    def remaining_days(self) -> float:
         end = _certificate(self.certificate).not_valid_after_utc
         return (end - datetime.datetime.now(datetime.UTC)) / DAY
 
@@ -154,7 +154,7 @@ class Credentials:
     @property
     def ends_soon(self) -> bool:
         """Whether it is time for another one."""
-        return self.days_left() < min(RENEW_DAYS, self.life_days / 3)
+        return self.remaining_days() < min(RENEW_DAYS, self.life_days / 3)
 
     @property
     def look_s(self) -> float:
@@ -273,14 +273,16 @@ class Authority:
         from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric import ec
 
-        wanted = "a PKCS#10 request in PEM text, with an elliptic key, signed by it"
+        expected = "a PKCS#10 request in PEM text, with an elliptic key, signed by it"
         try:
-            asked = x509.load_pem_x509_csr(request.encode())
-            key, is_signed = asked.public_key(), asked.is_signature_valid
+            csr = x509.load_pem_x509_csr(request.encode())
+            key, is_signed = csr.public_key(), csr.is_signature_valid
         except (ValueError, TypeError) as error:
-            raise UserError(f"a certificate request that cannot be read: {error}", wanted) from None
+            raise UserError(
+                f"a certificate request that cannot be read: {error}", expected
+            ) from None
         if not isinstance(key, ec.EllipticCurvePublicKey) or not is_signed:
-            raise UserError("a certificate request of another kind", wanted)
+            raise UserError("a certificate request of another kind", expected)
         return _pem(_sign(f"node:{node}", key, self._certificate, self._key, days))
 
 
@@ -360,9 +362,9 @@ def _sign(
             # gRPC tells us the first name of a caller alone: the one that says which node it is.
             own = [f"{caller.node}.{server_name(caller.role)}"] if caller.node else []
             names = [x509.DNSName(name) for name in (*own, server_name(caller.role))]
-            known = [_general_name(address)] if address else []
+            extra_names = [_general_name(address)] if address else []
             builder = builder.add_extension(
-                x509.SubjectAlternativeName([*names, *known]), critical=False
+                x509.SubjectAlternativeName([*names, *extra_names]), critical=False
             )
         builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
     return builder.sign(key, hashes.SHA256())

@@ -567,19 +567,19 @@ they quote of a damaged file need not be any.
 """
 
 
-def check_version(found: int | str | None, where: str) -> None:
-    """Raise SchemaError unless `found` is a version that this code reads."""
-    if str(found) == str(SCHEMA_VERSION):
+def check_version(version: int | str | None, where: str) -> None:
+    """Raise SchemaError unless `version` is a version that this code reads."""
+    if str(version) == str(SCHEMA_VERSION):
         return
-    newer = str(found).isdecimal() and int(str(found)) > SCHEMA_VERSION
+    newer = str(version).isdecimal() and int(str(version)) > SCHEMA_VERSION
     hint = "upgrade prorl to read it" if newer else "use the prorl that wrote it"
-    raise SchemaError(f"{where} has schema version {found}", f"version {SCHEMA_VERSION}", hint)
+    raise SchemaError(f"{where} has schema version {version}", f"version {SCHEMA_VERSION}", hint)
 
 
-def check_schema(found: pa.Schema, expected: pa.Schema, where: str) -> None:
+def check_schema(actual: pa.Schema, expected: pa.Schema, where: str) -> None:
     """Raise SchemaError unless names and types are equal (metadata and nullability aside)."""
     ours = [(f.name, f.type) for f in expected]
-    theirs = [(f.name, f.type) for f in found]
+    theirs = [(f.name, f.type) for f in actual]
     if ours == theirs:
         return
     wrong = sorted({name for name, _ in set(ours) ^ set(theirs)}) or ["the order of columns"]

@@ -59,15 +59,15 @@ _recent = _Recent()
 
 
 def _decoded(batch: pa.RecordBatch, name: str) -> list[Json]:
-    known = _recent.columns
-    found = known.get(id(batch))  # its own while it is in here
-    if found is None:
-        found = known[id(batch)] = (batch, {})
-        if len(known) > _DECODED:
-            del known[next(iter(known))]
-    values = found[1].get(name)
+    recent = _recent.columns
+    decoded = recent.get(id(batch))  # its own while it is in here
+    if decoded is None:
+        decoded = recent[id(batch)] = (batch, {})
+        if len(recent) > _DECODED:
+            del recent[next(iter(recent))]
+    values = decoded[1].get(name)
     if values is None:
-        values = found[1][name] = batch.column(name).to_pylist()
+        values = decoded[1][name] = batch.column(name).to_pylist()
     return values
 
 
@@ -119,12 +119,12 @@ def grow(before: Sequence[Row], added: Sequence[Added]) -> pa.RecordBatch:
     """Rows of the next edge. Raises what Arrow raises for values that are not of their columns'
     types.
     """
-    taken, edge = stack(before), added[0].schema
-    struct = pa.struct(list(edge)[taken.num_columns :])
+    stacked, edge = stack(before), added[0].schema
+    struct = pa.struct(list(edge)[stacked.num_columns :])
     names = [field.name for field in struct]
-    values = [tuple([getattr(one, name) for name in names]) for one in added]
+    values = [tuple([getattr(record, name) for name in names]) for record in added]
     columns = pa.array(values, struct).flatten()
-    return pa.RecordBatch.from_arrays([*taken.columns, *columns], schema=edge)
+    return pa.RecordBatch.from_arrays([*stacked.columns, *columns], schema=edge)
 
 
 def _weight(values: Iterable[Json]) -> int:

@@ -110,9 +110,9 @@ def _problem(batch: pa.RecordBatch) -> str:
     if not np.isfinite(batch.column("reward").drop_null().to_numpy()).all():
         return "the reward is not finite"
     weights, parents = batch.column("weight").to_numpy(), batch.column("parent").to_numpy()
-    known = set(batch.column("lineage").unique().to_pylist()) <= set(Lineage)
+    is_lineage = set(batch.column("lineage").unique().to_pylist()) <= set(Lineage)
     before = (parents >= -1) & (parents < batch.column("segment").to_numpy())
-    placed = known and ((weights >= 0) & (weights <= 1) & before).all()
+    placed = is_lineage and ((weights >= 0) & (weights <= 1) & before).all()
     return "" if placed else "no such lineage, weight or parent"
 
 

@@ -86,7 +86,7 @@ class Child:
         """What it was at when it was ended."""
         self.ended_for = ""
         """Why its parent ended it."""
-        self.stages_left = asyncio.Event()
+        self.stages_ended = asyncio.Event()
         """Its stages have left in order, and it goes on without them."""
         self._exited: asyncio.Future[int] | None = None
         self._ready: asyncio.Future[Mapping[str, Json]] | None = None
@@ -128,7 +128,7 @@ class Child:
         self._silent_s, self.beats = 0.0, False
         loop.add_reader(self._heart, self._on_beat)
         self.lives += 1
-        self.stages_left.clear()
+        self.stages_ended.clear()
         self.started_at_s = time.monotonic()
         self._exited, self._ready = loop.create_future(), loop.create_future()
         self._pidfd = os.pidfd_open(self._process.pid)
@@ -228,8 +228,8 @@ class Child:
         neither ours nor Python's, where there is any.
         """
         with contextlib.suppress(OSError):
-            said = self.log.read_bytes()[-(1 << 16) :].decode(errors="replace")
-            _, _, trace = said.rpartition("(most recent call first):\n")
+            text = self.log.read_bytes()[-(1 << 16) :].decode(errors="replace")
+            _, _, trace = text.rpartition("(most recent call first):\n")
             frames: list[tuple[str, str]] = re.findall(
                 r'^  (File "(.+)", line \d+ in .+)$', trace, re.MULTILINE
             )
@@ -260,8 +260,8 @@ class Child:
             return ""
         words = [word for line in tail if (word := event_text(line))]
         errors = [word.removeprefix("error: ") for word in words if word.startswith("error: ")]
-        said = errors[-1:] or words[-lines:]
-        return ": " + " | ".join(said) if said else ""
+        chosen = errors[-1:] or words[-lines:]
+        return ": " + " | ".join(chosen) if chosen else ""
 
     async def _end_reader(self) -> None:
         # A grandchild may still hold the pipe, so its end is not waited for.
@@ -303,11 +303,11 @@ class Child:
         )
         try:
             while line := await reader.readline():
-                word, _, said = line.strip().partition(b" ")
+                word, _, payload = line.strip().partition(b" ")
                 if word == b"ready" and not ready.done():
-                    ready.set_result(json.loads(said or b"{}"))
+                    ready.set_result(json.loads(payload or b"{}"))
                 elif word == b"left":
-                    self.stages_left.set()
+                    self.stages_ended.set()
         except ValueError:  # a line that is none of ours: its pipe must never be full
             while await reader.read(MAX_LINE_BYTES):
                 pass

@@ -8,8 +8,8 @@ Children die with the supervisor (PDEATHSIG); what a killed supervisor leaves on
 the next one on the root.
 
 A worker that was asked to leave and has nothing in hand exits with EXIT_LEFT and stays away; where
-its stages live in `service`, that says `left` and goes on without them. Once all have, the node has
-left (`drain`, `left`).
+its stages live in `service`, that prints `left` and goes on without them. Once all have, the node
+has left (`drain`, `drained`).
 
 Freeze becomes death: a child that falls silent, or that is not ready in time after a restart, is
 ended through its pidfd and started again. Deaths while the root's disk is full, and for a disk that
@@ -123,9 +123,9 @@ class Supervisor:
         self._watchers: list[asyncio.Task[None]] = []
         self._failed: asyncio.Future[None] | None = None
         self._stopping = self._leaving = False
-        self.left = asyncio.Event()
+        self.drained = asyncio.Event()
         """Set once every stage worker has left in order, or all were killed."""
-        self._left: set[str] = set()
+        self._departed: set[str] = set()
         self._up = False
 
     @property
@@ -205,32 +205,32 @@ class Supervisor:
         self._leaving = True
         self._tell_workers(signal.SIGUSR1)
         try:
-            await asyncio.wait_for(self.left.wait(), deadline_s)
+            await asyncio.wait_for(self.drained.wait(), deadline_s)
         except TimeoutError:
             self._tell_workers(signal.SIGUSR2)
-            await self.left.wait()
+            await self.drained.wait()
 
     def _tell_workers(self, number: signal.Signals) -> None:
         for child in self.children.values():
             if child.spec.has_stages:
                 child.signal(number)
 
-    def _has_left(self, child: Child, code: int) -> bool:
+    def _has_drained(self, child: Child, code: int) -> bool:
         """Whether a child that has ended is not to be started again."""
         if child.spec.module != STAGES or not (code == EXIT_LEFT or self._leaving):
             return False
-        self._note_left(child)
+        self._note_leave(child)
         return True
 
-    def _note_left(self, child: Child) -> None:
-        self._left.add(child.spec.name)
-        if all(name in self._left for name, c in self.children.items() if c.spec.has_stages):
-            self.left.set()
+    def _note_leave(self, child: Child) -> None:
+        self._departed.add(child.spec.name)
+        if all(name in self._departed for name, c in self.children.items() if c.spec.has_stages):
+            self.drained.set()
 
     async def _watch_stages(self, child: Child) -> None:
         """Hear when the stages leave a process that goes on without them."""
-        await child.stages_left.wait()
-        self._note_left(child)
+        await child.stages_ended.wait()
+        self._note_leave(child)
 
     async def run(self, spec: ChildSpec) -> None:
         """Run a program beside the service to its end.
@@ -253,7 +253,7 @@ class Supervisor:
             how, name = exit_text(code), child.died_at
             if name:
                 code = EXIT_CRASHED  # what a step left with says nothing of the service
-            if self._has_left(child, code):
+            if self._has_drained(child, code):
                 return
             if code == EXIT_REPLACED and self.config.gateway:
                 # Started again it would be the newest life, and take the place of the other's.
@@ -286,7 +286,7 @@ class Supervisor:
                 return
             self.restarts += 1
             await asyncio.sleep(wait_s)
-            if self._has_left(child, code):
+            if self._has_drained(child, code):
                 return
             await self._restart(child)
 
@@ -336,7 +336,7 @@ class Supervisor:
     def kill(self) -> None:
         """End every child now, without asking; `__aexit__` then finds nothing to wait for."""
         self._stopping = True
-        self.left.set()
+        self.drained.set()
         for child in self.children.values():
             child.signal(signal.SIGKILL)
 

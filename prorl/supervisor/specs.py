@@ -69,7 +69,7 @@ def node_specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...]
 def sandboxd_args(config: ServiceConfig) -> tuple[str, ...]:
     """sandboxd knows nothing of prorl's config: it is a program of its own."""
     sandbox = config.sandbox
-    told = {
+    arguments = {
         "socket": str(config.sandbox_socket),
         "root": str(box_dir(config.root)),
         "kind": sandbox.kind,
@@ -86,7 +86,7 @@ def sandboxd_args(config: ServiceConfig) -> tuple[str, ...]:
         "image": sandbox.image,
         "images": str(sandbox.images.absolute()) if sandbox.images else "",
     }
-    return (json.dumps(told),)
+    return (json.dumps(arguments),)
 
 
 def settle_models(config: ServiceConfig) -> ServiceConfig:

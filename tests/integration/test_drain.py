@@ -75,7 +75,7 @@ async def completed(running: Supervisor, client: prorl.Client) -> None:
 
 async def left(supervisor: Supervisor) -> None:
     async with asyncio.timeout(LIMIT_S):
-        await supervisor.left.wait()
+        await supervisor.drained.wait()
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ async def test_an_operator_has_a_node_give_back_what_it_cannot_end(
         await left(first)
         assert await of_node(client, "n1") == []
         assert first.restarts == 0
-        assert not second.left.is_set()
+        assert not second.drained.is_set()
         await completed(running, client)
         assert charges(running)[0] > 0
 

@@ -93,7 +93,7 @@ def test_what_ends_soon_is_told_and_made_anew(tmp_path: Path) -> None:
     short = Authority.of(tmp_path / "tls").credentials("service", days=9)
     assert (round(short.life_days), short.ends_soon) == (9, False), "three days before its end"
     assert shown.current != before
-    assert shown.current.days_left() > 300
+    assert shown.current.remaining_days() > 300
     assert shown.current is shown.current
 
 
@@ -106,7 +106,7 @@ def test_a_node_gets_a_certificate_that_names_it_for_a_key_that_stays_with_it(
     found = x509.load_pem_x509_certificate(made.certificate.encode())
     names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert Caller.of(names.get_values_for_type(x509.DNSName)[0]) == Caller("node", "n8"), "not n7"
-    assert 89 < made.days_left() <= 90
+    assert 89 < made.remaining_days() <= 90
     made.server_context()
     for wrong in ("", "garbage", made.certificate, key.request("n7")[:300]):
         with pytest.raises(UserError, match="PKCS#10"):

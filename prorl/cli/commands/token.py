@@ -85,7 +85,7 @@ def _join_row(root: Path, role: str) -> tuple[str, str, str, float] | None:
     if not path.exists():
         return None
     join = Join.parse(path)
-    return role, str(path), join.url, round(join.credentials.days_left(), 1)
+    return role, str(path), join.url, round(join.credentials.remaining_days(), 1)
 
 
 def _words(days: float) -> str:

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from prorl.config.validation import expected, given
+from prorl.config.validation import describe_input, expected
 from prorl.errors import (
     ConflictError,
     FencedError,
@@ -104,7 +104,7 @@ def answer_errors(app: FastAPI) -> None:
         else:
             where, *place = first["loc"]
             first = {**first, "loc": tuple(place) if where == "body" else first["loc"]}
-            refused = UserError(given(first), expected(first))
+            refused = UserError(describe_input(first), expected(first))
         return refusal(refused, request.scope["prorl.request_id"])
 
     @app.exception_handler(HTTPException)
