@@ -40,11 +40,11 @@ def check_age(completion: Completion, oldest: int) -> None:
     """Refuse tokens of weights older than an attempt has seen, or than its lease allows: another
     server or another attempt is due. Raises BackendError (BEHIND).
     """
-    known = [version for version in completion.versions if version != UNKNOWN_VERSION]
-    if (found := min(known, default=oldest)) < oldest:
+    versions = [version for version in completion.versions if version != UNKNOWN_VERSION]
+    if (served := min(versions, default=oldest)) < oldest:
         raise BackendError(
             FailureCode.BACKEND_UNAVAILABLE,
-            f"{completion.backend or 'backend'} serves version {found}, older than {oldest}",
+            f"{completion.backend or 'backend'} serves version {served}, older than {oldest}",
             Trouble.BEHIND,
         )
 
@@ -88,12 +88,12 @@ def _value_problem(completion: Completion, vocab_size: int) -> str:
     return ""
 
 
-def num_shared(one_L: Int32, other_L: Int32) -> int:
+def num_shared(first_L: Int32, other_L: Int32) -> int:
     """How many ids both begin with.
 
     >>> num_shared(np.array([1, 2, 3, 4], np.int32), np.array([1, 2, 5], np.int32))
     2
     """
-    count = min(len(one_L), len(other_L))
-    differs_L = one_L[:count] != other_L[:count]
+    count = min(len(first_L), len(other_L))
+    differs_L = first_L[:count] != other_L[:count]
     return int(differs_L.argmax()) if differs_L.any() else count

@@ -679,8 +679,8 @@ class ControlRow:
         """The payload. Raises SchemaError when it is not a `record`."""
         assert record.kind is self.kind, f"{record.__name__} of a {self.kind} row"
         try:
-            found: PayloadT = _decoder(record).decode(self.payload)
-            return found
+            payload: PayloadT = _decoder(record).decode(self.payload)
+            return payload
         except msgspec.DecodeError as error:
             raise SchemaError(
                 f"the payload of a {self.kind.value!r} row: {error}: {self.payload[:200]}",
@@ -692,10 +692,10 @@ class ControlRow:
         it says.
         """
         try:
-            said = _versions.decode(self.payload)
+            versioned = _versions.decode(self.payload)
         except msgspec.DecodeError:
-            said = _Versioned()
-        check_version(said.schema_version, where)
+            versioned = _Versioned()
+        check_version(versioned.schema_version, where)
         return self.read(Hello)
 
 

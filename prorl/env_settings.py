@@ -85,8 +85,8 @@ def settings_of(task: Task) -> Mapping[str, Json]:
     """`data.settings` of a task. Raises TaskError."""
     settings: Json = task.data.get(KEY, {})
     if not isinstance(settings, Mapping):
-        given = f"task {task.task_id!r}: data.{KEY} is {settings!r}"[:300]
-        raise TaskError(given, "an object: setting -> value")
+        problem = f"task {task.task_id!r}: data.{KEY} is {settings!r}"[:300]
+        raise TaskError(problem, "an object: setting -> value")
     return settings
 
 

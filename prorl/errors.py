@@ -50,12 +50,12 @@ class UserError(ProrlError, ValueError):
     what was given, what was expected and how to mend it.
     """
 
-    def __init__(self, given: str, expected: str = "", hint: str = "") -> None:
-        super().__init__(given, expected, hint)
-        self.given, self.expected, self.hint = given, expected, hint
+    def __init__(self, problem: str, expected: str = "", hint: str = "") -> None:
+        super().__init__(problem, expected, hint)
+        self.problem, self.expected, self.hint = problem, expected, hint
 
     def __str__(self) -> str:
-        parts = [self.given]
+        parts = [self.problem]
         if self.expected:
             parts.append(f"expected {self.expected}")
         if self.hint:
@@ -187,12 +187,12 @@ def is_users(module: str) -> None:
 
 def _place(cause: BaseException) -> str:
     """The last line of users' code that an exception has passed; empty where it passed none."""
-    found = ""
+    place = ""
     for frame, line in walk_tb(cause.__traceback__):
         module = str(frame.f_globals.get("__name__"))
-        if any(module == one or module.startswith(f"{one}.") for one in _THEIRS):
-            found = f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_qualname}"
-    return found
+        if any(module == package or module.startswith(f"{package}.") for package in _THEIRS):
+            place = f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_qualname}"
+    return place
 
 
 @contextmanager

@@ -52,8 +52,8 @@ def _slowly(text: str | bytes | bytearray, parse_float: Callable[[str], Any] | N
     except orjson.JSONDecodeError:
         raise
     except (ValueError, RecursionError) as cause:
-        shown = text if isinstance(text, str) else bytes(text).decode("utf-8", "replace")
-        raise orjson.JSONDecodeError(str(cause), shown, 0) from None
+        document = text if isinstance(text, str) else bytes(text).decode("utf-8", "replace")
+        raise orjson.JSONDecodeError(str(cause), document, 0) from None
 
 
 def dumps(value: Any, option: int = 0, default: Callable[[Any], Any] | None = None) -> bytes:

@@ -111,8 +111,8 @@ def find_filter(text: str) -> Filter:
     >>> find_filter("pass_rate:0.1-0.9").rates
     (0.1, 0.9)
     """
-    if (given := re.fullmatch(r"pass_rate:(\d\.?\d*)-(\d\.?\d*)", text)) is not None:
-        low, high = map(float, given.groups())
+    if (match := re.fullmatch(r"pass_rate:(\d\.?\d*)-(\d\.?\d*)", text)) is not None:
+        low, high = map(float, match.groups())
         return Filter(sql=_PASS_RATE.format(low, high), rates=(low, high))
     return FILTERS.get(text) or Filter(sql=text)
 

@@ -58,10 +58,10 @@ def registered(group: str) -> dict[str, EntryPoint]:
     # here: the zygote imports this module, and every sandbox is a fork of all that it has imported
     from importlib.metadata import entry_points
 
-    found: dict[str, EntryPoint] = {}
+    points: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
-        found.setdefault(point.name, point)
-    return found
+        points.setdefault(point.name, point)
+    return points
 
 
 def load(
@@ -93,9 +93,11 @@ def make(
         return factory(*args)
 
 
-def unknown(group: str, name: str, known: Iterable[str], error: type[UserError]) -> UserError:
+def unknown(
+    group: str, name: str, names_in_use: Iterable[str], error: type[UserError]
+) -> UserError:
     """The error for a name that nobody has registered."""
-    names = sorted(set(known))
+    names = sorted(set(names_in_use))
     near = difflib.get_close_matches(name, names, n=1)
     hint = (
         f"did you mean {near[0]!r}?"
@@ -163,11 +165,11 @@ def _from_place(group: str, name: str, error: type[UserError]) -> Any:
     """What `module:attribute` or `file.py:attribute` is. Raises `error`."""
     place, _, attribute = name.rpartition(":")
     with _blaming(group, name, "imported", error, MEND_FILE):
-        found: Any = _import_file(Path(place)) if place.endswith(".py") else import_module(place)
-        is_users(found.__name__)
+        target: Any = _import_file(Path(place)) if place.endswith(".py") else import_module(place)
+        is_users(target.__name__)
         for part in attribute.split("."):
-            found = getattr(found, part)
-        return found
+            target = getattr(target, part)
+        return target
 
 
 def _import_file(path: Path) -> ModuleType:

@@ -35,7 +35,7 @@ from prorl.flight import FlightNetwork, trace, tune
 from prorl.flight.control_client import REFUSALS
 from prorl.linux import at_work, heartbeat
 from prorl.linux.calls import die_with_parent
-from prorl.linux.forked import EXIT_CRASHED, EXIT_DISK, EXIT_LEFT, EXIT_REFUSED, EXIT_REPLACED
+from prorl.linux.forked import EXIT_CRASHED, EXIT_DISK, EXIT_DRAINED, EXIT_REFUSED, EXIT_REPLACED
 from prorl.net.bearer import keys_of
 from prorl.net.join import SERVICE_FILE
 from prorl.net.tls import LiveCredentials
@@ -104,8 +104,8 @@ def live(config: Path, serve: Serve, *, streams: bool = False) -> NoReturn:
     status = 0
     try:
         check_failpoints()
-        given = _resolved(config)
-        status = run(_lively(serve(given))) or 0
+        resolved = _resolved(config)
+        status = run(_lively(serve(resolved))) or 0
     except* ProrlError as group:
         status = 1
         for error in _leaves(group):
@@ -150,10 +150,10 @@ async def serve_part(name: str, serving: Serving, config: ServiceConfig) -> int:
         say_ready(**part.ready)
         work = asyncio.ensure_future(part.work)
         await until_first(work, stop.wait())
-        left = work.done()
+        ended = work.done()
         work.cancel()  # what ends around it from here on is no failure of its
         await asyncio.gather(work, return_exceptions=True)
-        return EXIT_LEFT if left else 0
+        return EXIT_DRAINED if ended else 0
 
 
 def settle_heap() -> None:

@@ -60,11 +60,11 @@ class Rubric:
                 raise GraderError(FailureCode.GRADER_ERROR, f"no time was left for {function.name}")
             with boundary(GraderError, FailureCode.GRADER_ERROR, function.name):
                 async with asyncio.timeout(deadline.remaining_s + HANG_S):
-                    found = await function(task, artifact, sandbox, deadline)
-            given, log = found if isinstance(found, Judgement) else (found, "")
-            value = float(given) if isinstance(given, SupportsFloat) else math.nan
+                    outcome = await function(task, artifact, sandbox, deadline)
+            number, log = outcome if isinstance(outcome, Judgement) else (outcome, "")
+            value = float(number) if isinstance(number, SupportsFloat) else math.nan
             if not math.isfinite(value):
-                what = f"{function.name} gave {given!r:.100}; expected a finite number"
+                what = f"{function.name} gave {number!r:.100}; expected a finite number"
                 raise GraderError(FailureCode.BAD_TASK, what)
             parts.append(RewardPart(name=function.name, value=value, weight=weight))
             logs.append(log or f"{function.name} = {value:g} (weight {weight:g})")
@@ -75,8 +75,8 @@ class _Reward:
     """A function of (task, artifact), or of these and (sandbox, deadline), as a `RewardFn`."""
 
     def __init__(self, name: str, function: Callable[..., Json]) -> None:
-        found = inspect.signature(function).parameters.values()
-        num_arguments = sum(parameter.default is parameter.empty for parameter in found)
+        parameters = inspect.signature(function).parameters.values()
+        num_arguments = sum(parameter.default is parameter.empty for parameter in parameters)
         if num_arguments not in (2, 4):
             raise ConfigError(
                 f"the reward function {name!r} takes {num_arguments} arguments",
@@ -88,8 +88,8 @@ class _Reward:
         self, task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> float | Judgement:
         rest = () if self._is_short else (sandbox, deadline)
-        found: Json = self._function(task, artifact, *rest)
-        value: float | Judgement = await found if inspect.isawaitable(found) else found
+        outcome: Json = self._function(task, artifact, *rest)
+        value: float | Judgement = await outcome if inspect.isawaitable(outcome) else outcome
         return value
 
 

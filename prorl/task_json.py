@@ -23,9 +23,9 @@ def check_values(task_id: str, *values: Json) -> None:
     """Raise TaskError for what JSON or a name of a file cannot hold: NUL, NaN, infinities."""
     if "\0" in task_id:
         raise TaskError(f"task_id {task_id!r} holds NUL", "text without it")
-    left = list(values)
-    while left:
-        value = left.pop()
+    pending = list(values)
+    while pending:
+        value = pending.pop()
         if isinstance(value, float) and not isfinite(value):
             raise TaskError(
                 f"task {task_id!r}: {value} in its data",
@@ -33,9 +33,9 @@ def check_values(task_id: str, *values: Json) -> None:
                 "null says that none is known",
             )
         if isinstance(value, Mapping):
-            left.extend(value.values())
+            pending.extend(value.values())
         elif isinstance(value, list | tuple):
-            left.extend(value)
+            pending.extend(value)
 
 
 def task_to_json(task: Task) -> str:

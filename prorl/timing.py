@@ -33,7 +33,7 @@ WORKER_SILENCE_S: Final = 20.0
 """A worker of which the gateway has heard nothing for so long counts as dead: another host is cut
 off, or its supervisor is stopped, too.
 """
-GONE_S: Final = 25.0
+GIVE_UP_S: Final = 25.0
 """What a worker of another host held is given up so long after its last word at the latest."""
 LEAST_GRACE_S: Final = 5.0
 """Minimum time to reconnect after the stream ended."""
@@ -54,7 +54,7 @@ assert 2 * BEAT_S + LATE_S < PROCESS_SILENCE_S, "nobody is ended for a beat that
 assert PROCESS_SILENCE_S < WORKER_SILENCE_S, "the supervisor is first: its word is certain"
 assert 4 * FAR_HEARTBEAT_S < WORKER_SILENCE_S
 assert CLAIM_GRACE_S < LEAST_GRACE_S < REMOTE_GRACE_S
-assert WORKER_SILENCE_S + LEAST_GRACE_S <= GONE_S, "whoever fell silent has had its time"
+assert WORKER_SILENCE_S + LEAST_GRACE_S <= GIVE_UP_S, "whoever fell silent has had its time"
 
 
 class ActiveLoop(asyncio.SelectorEventLoop):

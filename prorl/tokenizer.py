@@ -144,11 +144,11 @@ class HFTokenizer:
 
     def _check_ids(self, path: Path) -> None:
         for text, stated in self.specials.items():
-            found = self._decoder.token_to_id(text)
-            if found != stated:
+            token_id = self._decoder.token_to_id(text)
+            if token_id != stated:
                 raise ConfigError(
                     f"{path}/tokenizer.json says that {text!r} is {stated}, `tokenizers` reads"
-                    f" {found}",
+                    f" {token_id}",
                     "added tokens that stand in the vocabulary under their own ids",
                     "export it with save_pretrained()",
                 )

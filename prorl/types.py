@@ -235,7 +235,7 @@ class GenerateRequest:
     """Rollout key, for prefix caches and sticky routers."""
     min_version: PolicyVersion = FIRST_VERSION
     """No backend with older weights may continue this rollout."""
-    known_version: PolicyVersion = FIRST_VERSION
+    newest_version: PolicyVersion = FIRST_VERSION
     """Version recorded for backends that report none (scripted backends, weights pushed by the
     trainer itself): the newest version of the run that this worker knows.
     """

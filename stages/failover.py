@@ -140,7 +140,7 @@ class Routed:
         known, weights = self._known()
         asked = replace(
             request,
-            known_version=max(known, request.known_version),
+            newest_version=max(known, request.newest_version),
             weights=weights,
             on_part=lambda part: self._hear(part, request),
         )

@@ -26,7 +26,9 @@ def prepare(channel: Channel, name: str) -> Answer:
         agent: UserAgent = plugins.make(ENTRY_POINTS, name, ConfigError, plugins.NO_PARTS)
     except ConfigError as error:
         place = place_of(error)
-        given = error.given if not place or place in error.given else f"{error.given} ({place})"
+        given = (
+            error.problem if not place or place in error.problem else f"{error.problem} ({place})"
+        )
         raise ConfigError(given, error.expected, error.hint) from None
     if not callable(getattr(agent, "run", None)):
         given = f"agent {name!r} is a {type(agent).__name__} without `run`"

@@ -45,12 +45,12 @@ def version_of(label: str | None, request: GenerateRequest) -> PolicyVersion:
     weights = request.weights
     believed = weights is None or not weights.published
     if label is None:
-        return request.known_version if believed else UNKNOWN_VERSION
+        return request.newest_version if believed else UNKNOWN_VERSION
     named, _, _ = label.rpartition(":")
     if label in START_LABELS and weights is not None and weights.announced:
         return UNKNOWN_VERSION  # a trainer's engines may start with weights of no version at all
     if label in START_LABELS or (weights is not None and named in weights.start):
-        return request.known_version if believed else PolicyVersion(0)
+        return request.newest_version if believed else PolicyVersion(0)
     if weights is None:
         return PolicyVersion(int(label)) if _is_number(label) else UNKNOWN_VERSION
     tag, _, version = named.partition(":")

@@ -149,7 +149,7 @@ class ScriptedBackend:
             logprobs_C=logprobs,
             finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
             version_ends=(len(cut),),
-            versions=(max(self.policy_version, request.min_version, request.known_version),),
+            versions=(max(self.policy_version, request.min_version, request.newest_version),),
             llm_s=self._script.delay_s,
             backend=self.name,
         )

@@ -229,7 +229,7 @@ def check_settings(env: Env, values: Mapping[str, Json], where: str) -> None:
         try:
             BaseEnv.tools(env, Task(task_id=where, env=env.name, prompt="", data={KEY: values}))
         except TaskError as error:
-            raise TaskError(f"{where}: {error.given}", error.expected, error.hint) from None
+            raise TaskError(f"{where}: {error.problem}", error.expected, error.hint) from None
 
 
 def requirements_of(task: Task) -> tuple[str, ...]:

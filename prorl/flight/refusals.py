@@ -68,7 +68,7 @@ def to_flight(error: ProrlError) -> fl.FlightError:
     """The error as it crosses the wire: class and clear text, no traceback."""
     fields: dict[str, Any] = {"error": type(error).__name__, "text": str(error)}
     if isinstance(error, UserError):
-        fields["parts"] = [error.given, error.expected, error.hint]
+        fields["parts"] = [error.problem, error.expected, error.hint]
     return fl.FlightServerError(str(error), extra_info=orjson.dumps(fields))
 
 

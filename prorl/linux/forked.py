@@ -8,7 +8,7 @@ from typing import NoReturn
 EXIT_CRASHED = os.EX_SOFTWARE
 """How a process of ours ends that met a bug of ours."""
 
-EXIT_LEFT = 3
+EXIT_DRAINED = 3
 """How a part of the service ends that was asked to leave and has nothing in hand any more."""
 
 EXIT_REFUSED = 5

@@ -42,7 +42,7 @@ async def check(spec: RendererSpec) -> dict[str, Json]:
         finally:
             helper.end()
     except UserError as error:
-        raise ConfigError(error.given, error.expected, error.hint) from None
+        raise ConfigError(error.problem, error.expected, error.hint) from None
     except HelperError as error:
         raise ConfigError(
             str(error) if what in error.words else f"{what}: {error}",

@@ -94,7 +94,7 @@ def _no_system(renderer: TemplateRenderer) -> str:
     try:
         renderer.prompt_text((_SYSTEM, _QUESTION), ())
     except UserError as error:
-        return error.given
+        return error.problem
     return ""
 
 
@@ -129,7 +129,7 @@ def _calls(renderer: TemplateRenderer) -> str:
     try:
         found = renderer.parse(renderer.completion(message), None, (TOOL,)).tool_calls
     except UserError as error:
-        return error.given
+        return error.problem
     if [(c.name, dict(c.arguments)) for c in found] != [("look", {"word": "w0"})]:
         return f"a call of family {renderer.family.name} is not read back as it was written"
     return ""
@@ -141,7 +141,7 @@ def judge(renderer: TemplateRenderer, case: Case) -> Finding:
         before = bare(renderer.prompt_text(case.past[:-1], (TOOL,)))
         end, tail = renderer.tail(case.new)
     except UserError as error:
-        return Finding(Verdict.REFUSES, error.given)
+        return Finding(Verdict.REFUSES, error.problem)
     if not all(message.content in text for message in case.new):
         return Finding(Verdict.REFUSES)
     tail = bare(tail)

@@ -84,7 +84,7 @@ async def check_env_settings(config: RunConfig, *, load_code: bool) -> None:
             async with asyncio.timeout(CHECK_S):
                 await check_settings_of(name, values)
         except TaskError as error:
-            raise ConfigError(error.given, error.expected, error.hint) from None
+            raise ConfigError(error.problem, error.expected, error.hint) from None
         except (RolloutError, TimeoutError) as error:
             text = f"settings of the env {name!r} could not be checked: {error}; send it again"
             raise UnavailableError(text) from None
@@ -168,7 +168,7 @@ def check_run_offer(config: RunConfig, renderer: Mapping[str, Json]) -> None:
             has_system=config.system_message,
         )
     except TaskError as error:
-        raise ConfigError(error.given, error.expected, error.hint) from None
+        raise ConfigError(error.problem, error.expected, error.hint) from None
 
 
 def proved_for(config: RunConfig, renderer: Mapping[str, Json]) -> Mapping[str, Json]:

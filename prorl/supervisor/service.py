@@ -34,7 +34,7 @@ from prorl.config.layout import SERVICE, settle
 from prorl.errors import ConfigError, UnavailableError
 from prorl.linux import at_work
 from prorl.linux.files import disk_full
-from prorl.linux.forked import EXIT_CRASHED, EXIT_DISK, EXIT_LEFT, EXIT_REFUSED, EXIT_REPLACED
+from prorl.linux.forked import EXIT_CRASHED, EXIT_DISK, EXIT_DRAINED, EXIT_REFUSED, EXIT_REPLACED
 from prorl.supervisor.child import Child, ChildSpec, exit_text
 from prorl.supervisor.root import Root
 from prorl.supervisor.specs import STAGES, Specs, child_specs, settle_models
@@ -217,7 +217,7 @@ class Supervisor:
 
     def _has_drained(self, child: Child, code: int) -> bool:
         """Whether a child that has ended is not to be started again."""
-        if child.spec.module != STAGES or not (code == EXIT_LEFT or self._leaving):
+        if child.spec.module != STAGES or not (code == EXIT_DRAINED or self._leaving):
             return False
         self._note_leave(child)
         return True

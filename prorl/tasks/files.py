@@ -65,7 +65,7 @@ class TaskSet:
         if not self.bad:
             return summary
         more = "; ..." if len(self.bad) > _LISTED_BAD_ROWS else ""
-        places = "; ".join(error.given[:200] for error in self.bad[:_LISTED_BAD_ROWS])
+        places = "; ".join(error.problem[:200] for error in self.bad[:_LISTED_BAD_ROWS])
         return f"{summary}; {len(self.bad)} bad rows left out: {places}{more}"
 
 
@@ -145,7 +145,7 @@ def read_tasks(
             if check is not None:
                 check(task)
         except TaskError as error:
-            bad = TaskError(f"{place}: {error.given}", error.expected, error.hint)
+            bad = TaskError(f"{place}: {error.problem}", error.expected, error.hint)
             if not skip_invalid or layout is None:  # whose format is unknown is no file of tasks
                 raise bad from None
             task_set.bad.append(bad)
@@ -160,7 +160,7 @@ def read_tasks(
         if len(task_set.tasks) == limit:
             break
     if layout is None or not task_set.tasks:
-        what = f" that can be used ({task_set.bad[0].given})" if task_set.bad else ""
+        what = f" that can be used ({task_set.bad[0].problem})" if task_set.bad else ""
         raise TaskError(f"{path} holds no tasks{what}", "one JSON object a line")
     task_set.format = layout.name
     return task_set

@@ -98,7 +98,7 @@ def valid_members(group: GroupComplete) -> tuple[GroupMember, ...]:
 
 def filter_error(error: ConfigError) -> str:
     """The reason of groups that are dropped since the SQL is wrong."""
-    return f"filter_error: {error.given}"[:200]
+    return f"filter_error: {error.problem}"[:200]
 
 
 def named_filter(name: str) -> Filter:

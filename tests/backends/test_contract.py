@@ -187,7 +187,7 @@ async def test_the_version_is_the_backends(open_: Open) -> None:
             # The server states its own version, which wins over what a client believes.
             asked = replace(
                 _request(),
-                known_version=PolicyVersion(3),
+                newest_version=PolicyVersion(3),
                 weights=RunWeights("tag", published=True),
             )
             assert (await backend.generate(asked)).versions == (0,)

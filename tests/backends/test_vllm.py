@@ -288,7 +288,7 @@ async def test_versions_split_where_the_server_says() -> None:
 async def test_a_reply_without_versions_has_the_version_of_its_sending() -> None:
     async with _raw_server(_http(_choice())) as url:
         backend = VllmBackend(url, TOKENIZER.vocab_size, model="m")
-        asked = replace(REQUEST, known_version=PolicyVersion(6))
+        asked = replace(REQUEST, newest_version=PolicyVersion(6))
         assert (await backend.generate(asked)).versions == (6,), "the trainer's own word"
         asked = replace(asked, weights=RunWeights("tag", published=True))
         assert (await backend.generate(asked)).versions == (-1,), "published, and nobody says so"

@@ -36,7 +36,7 @@ def row(model: Model) -> str:
         find_family(families.source(model), "", model.name)
         made = families.renderer(model)
     except ConfigError as error:
-        return f"| {model.name} | - | - | refused | refused | {error.given.partition(': ')[2]} |"
+        return f"| {model.name} | - | - | refused | refused | {error.problem.partition(': ')[2]} |"
     proof = made.proof
     assert proof is not None
     result, user = (

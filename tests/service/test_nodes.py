@@ -14,7 +14,7 @@ from prorl.service.core.core import Core
 from prorl.service.core.lifecycle import EventKind
 from prorl.service.core.state import RolloutRecord, WorkerRecord
 from prorl.service.log.log import ControlLog
-from prorl.timing import CLAIM_GRACE_S, GONE_S, REMOTE_GRACE_S, WORKER_SILENCE_S
+from prorl.timing import CLAIM_GRACE_S, GIVE_UP_S, REMOTE_GRACE_S, WORKER_SILENCE_S
 from prorl.types import AttemptKey, RolloutState, Trouble
 from tests.service.world import CHAIN, group, roles_of, run_config
 
@@ -120,10 +120,10 @@ def test_a_host_that_fell_silent_has_had_its_time(core: Core, clock: Clock) -> N
     clock.now += WORKER_SILENCE_S + 0.1
     assert core.workers.silent() == [worker]
     core.workers.handle_disconnect(worker)
-    clock.now = GONE_S - 0.1
+    clock.now = GIVE_UP_S - 0.1
     core.sweep()
     assert record.life.state is RolloutState.LEASED
-    clock.now = GONE_S + 0.2
+    clock.now = GIVE_UP_S + 0.2
     core.sweep()
     assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
 
@@ -338,13 +338,13 @@ def test_what_a_node_has_finished_and_cannot_deliver_is_given_to_others(
         core.control(grader, ControlRow.of(Stats(stalled_s=for_s), stage="eval", seq=2))
         core.sweep()
 
-    stalled(10 * GONE_S)
+    stalled(10 * GIVE_UP_S)
     assert record.life.state is RolloutState.RUNNING, "both ends have just come"
-    clock.now += GONE_S + 1
-    stalled(GONE_S - 1)
+    clock.now += GIVE_UP_S + 1
+    stalled(GIVE_UP_S - 1)
     assert (record.life.state, chain.status.lease_block_reason) == (RolloutState.RUNNING, "")
     core.journal.take()
-    stalled(GONE_S + 1)
+    stalled(GIVE_UP_S + 1)
     assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
     outbox = core.journal.take().outbox
     assert all(outbox[worker][-1].kind is Kind.CANCEL for worker in (chain, grader))
@@ -360,8 +360,8 @@ def test_a_store_that_is_away_is_no_line_that_broke(core: Core, clock: Clock) ->
     chain = hello(core, "n1/chain-0")
     record = running(core, chain)
     core.rollouts.started(chain, record, record.life.attempt, "eval")
-    clock.now += 10 * GONE_S
-    core.control(chain, ControlRow.of(Stats(stalled_s=10 * GONE_S), stage="eval", seq=2))
+    clock.now += 10 * GIVE_UP_S
+    core.control(chain, ControlRow.of(Stats(stalled_s=10 * GIVE_UP_S), stage="eval", seq=2))
     core.sweep()
     assert (record.life.state, chain.status.lease_block_reason) == (RolloutState.RUNNING, "")
 

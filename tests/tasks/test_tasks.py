@@ -527,7 +527,7 @@ def test_bad_rows_are_left_out_only_when_asked_and_counted(tmp_path: Path) -> No
     path = _write(tmp_path / "a.jsonl", good, b"{oops", {"prompt": "b?"}, unlucky)
     found = read_tasks(path, skip_invalid=True, check=refuse)
     assert [task.prompt for task in found.tasks] == ["a?"]
-    assert [error.given.split(": ")[0] for error in found.bad] == [
+    assert [error.problem.split(": ")[0] for error in found.bad] == [
         f"{path}, line {number}" for number in (2, 3, 4)
     ]
     assert "3 bad rows left out: " in found.about

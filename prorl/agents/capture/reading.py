@@ -91,7 +91,7 @@ async def read(path: str, body: bytes, rank: float) -> Incoming:
     try:
         sent = await (await pool(PROGRAM)).ask((path, body), what="reading a request", rank=rank)
     except UserError as error:
-        raise RefusedError(error.given, error.expected, error.hint) from None
+        raise RefusedError(error.problem, error.expected, error.hint) from None
     except HelperError as error:
         if isinstance(error, Died) and error.was_killed:
             raise RolloutError(FailureCode.STAGE_ERROR, str(error)) from None

@@ -231,5 +231,5 @@ def reward_argv() -> list[str]:
     return [*PYTHON, _READ_REWARD]
 
 
-def _argv(program: str, **given: Any) -> list[str]:
-    return [*PYTHON, program, json.dumps(given)]
+def _argv(program: str, **arguments: Any) -> list[str]:
+    return [*PYTHON, program, json.dumps(arguments)]

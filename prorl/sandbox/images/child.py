@@ -185,7 +185,7 @@ def main() -> None:
     try:
         reply = {"image": asdict(make(Registry(Path(root)), json.loads(job)))}
     except UserError as error:
-        reply = _refusal(error.given, error.expected, error.hint, mistake=True)
+        reply = _refusal(error.problem, error.expected, error.hint, mistake=True)
     except ToolFailed as error:
         reply = _refusal(str(error), mistake=error.mistake, tool=True)
     except (ProrlError, OSError) as error:

@@ -88,7 +88,7 @@ async def check_envs(
                 await checking
         except TaskError as error:
             where = f"groups[{index}] (task {body.task.task_id!r})"
-            raise TaskError(f"{where}: {error.given}", error.expected, error.hint) from None
+            raise TaskError(f"{where}: {error.problem}", error.expected, error.hint) from None
 
 
 def candidate_of(body: GroupBody, run: RunConfig, default: str, where: str) -> Candidate:
@@ -108,7 +108,7 @@ def candidate_of(body: GroupBody, run: RunConfig, default: str, where: str) -> C
         _check_size("the task with its prompt and data", text, MAX_TASK_BYTES)
         _check_size("`extra`", extra, MAX_EXTRA_BYTES)
     except TaskError as error:
-        raise TaskError(f"{where}: {error.given}", error.expected, error.hint) from None
+        raise TaskError(f"{where}: {error.problem}", error.expected, error.hint) from None
     sampling = orjson.dumps(asdict(body.sampling.params())).decode() if body.sampling else default
     name = digest(text, str(body.n).encode(), sampling.encode())
     task = body.task

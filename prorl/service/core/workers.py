@@ -35,7 +35,7 @@ from prorl.service.core.state import IN_HAND, RolloutRecord, WorkerRecord, Worke
 from prorl.service.core.versions import version_row
 from prorl.timing import (
     CLAIM_GRACE_S,
-    GONE_S,
+    GIVE_UP_S,
     LEAST_GRACE_S,
     REMOTE_GRACE_S,
     WORKER_SILENCE_S,
@@ -221,7 +221,7 @@ class Workers(Part):
         if not worker.remote:
             return worker.grace_s
         unheard_s = self._clock() - worker.status.seen_at
-        return min(worker.grace_s, max(LEAST_GRACE_S, GONE_S - unheard_s))
+        return min(worker.grace_s, max(LEAST_GRACE_S, GIVE_UP_S - unheard_s))
 
     def forget(self) -> None:
         now = self._clock()
@@ -295,7 +295,7 @@ class Workers(Part):
                 continue
             if not stats.stalled_s:
                 self._rollouts.lines.works(worker.node)
-            if min(stats.stalled_s, now - worker.came_at, *stores) <= GONE_S:
+            if min(stats.stalled_s, now - worker.came_at, *stores) <= GIVE_UP_S:
                 continue
             self._rollouts.lines.stalls(worker.node)
             for record in list(worker.in_flight):

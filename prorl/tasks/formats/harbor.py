@@ -107,7 +107,7 @@ def _config(folder: Path) -> TaskToml:
         config = TaskToml.model_validate(values)
     except ValidationError as error:
         problem = explain(error, TaskToml, CONFIG)
-        raise TaskError(problem.given, problem.expected) from None
+        raise TaskError(problem.problem, problem.expected) from None
     if config.schema_version not in VERSIONS:
         raise TaskError(
             f"{CONFIG}: schema_version = {config.schema_version!r}", f"one of {', '.join(VERSIONS)}"
