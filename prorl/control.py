@@ -85,11 +85,11 @@ class Kind(StrEnum):
     STALLED = "stalled"
 
 
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class ControlRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A JSON object with these fields and no others; those with their default are left out."""
 
 
-class Payload(Record, frozen=True):
+class Payload(ControlRecord, frozen=True):
     kind: ClassVar[Kind]
 
 
@@ -189,7 +189,7 @@ class Leaving(Payload, frozen=True):
     kind = Kind.LEAVING
 
 
-class Served(NamedTuple):
+class CallTotals(NamedTuple):
     """Model calls that ended, in tokens and seconds. Sums."""
 
     prompt: Count = 0
@@ -213,12 +213,12 @@ class Served(NamedTuple):
         """Of those that a cache can have, those that it had; None before the first."""
         return self.reused / self.reusable if self.reusable else None
 
-    def plus(self, other: Served) -> Served:
-        return Served._make(mine + theirs for mine, theirs in zip(self, other, strict=True))
+    def plus(self, other: CallTotals) -> CallTotals:
+        return CallTotals._make(mine + theirs for mine, theirs in zip(self, other, strict=True))
 
-    def since(self, before: Served) -> Served:
+    def since(self, before: CallTotals) -> CallTotals:
         """What came after `before`; all of it where the count began anew."""
-        grown = Served._make(mine - theirs for mine, theirs in zip(self, before, strict=True))
+        grown = CallTotals._make(mine - theirs for mine, theirs in zip(self, before, strict=True))
         return self if min(grown) < 0 else grown
 
 
@@ -238,9 +238,9 @@ class Stats(Payload, frozen=True, kw_only=True):
     """For how long finished rows have waited since a stream to downstream broke."""
     sources: Mapping[str, bool] = {}
     """The endpoints that it reads rows from; of each, whether they come without a socket."""
-    backends: Mapping[str, Served] = {}
+    backends: Mapping[str, CallTotals] = {}
     """RUN: model calls so far by backend."""
-    runs: Mapping[str, Served] = {}
+    runs: Mapping[str, CallTotals] = {}
     """RUN: the same by run, of those that it worked for lately."""
     waits_for: Mapping[str, Mapping[str, Count]] = {}
     """RUN: rows that wait for a guest from elsewhere, by run and the guest's name."""
@@ -401,7 +401,7 @@ class PartFile:
     """Its rows are of rollouts from `first` to `last`; -1 where that is not known."""
 
 
-class TrajectorySummary(Record, frozen=True, kw_only=True):
+class TrajectorySummary(ControlRecord, frozen=True, kw_only=True):
     """What the log keeps of a committed trajectory besides its reward. Columns of `rollouts`, in
     the log and in the run directory, under these names.
     """
@@ -415,7 +415,7 @@ class TrajectorySummary(Record, frozen=True, kw_only=True):
     num_trained: Count = 0
 
 
-class CommittedRollout(Record, frozen=True, kw_only=True):
+class CommittedRollout(ControlRecord, frozen=True, kw_only=True):
     """One row of a part, as the log must know it."""
 
     rollout_id: Count
@@ -466,7 +466,7 @@ class Disowned(Request[Done], frozen=True, kw_only=True):
     reason: str
 
 
-class Decision(Record, frozen=True, kw_only=True):
+class Decision(ControlRecord, frozen=True, kw_only=True):
     group_id: Count
     kept: bool
     reason: str = ""
@@ -521,7 +521,7 @@ class CommitCursor(Request[Done], frozen=True, kw_only=True):
     seq: int
 
 
-class TaskRow(Record, frozen=True, kw_only=True):
+class TaskRow(ControlRecord, frozen=True, kw_only=True):
     """A row of `tasks`: an accepted group."""
 
     group_id: Count
@@ -534,7 +534,7 @@ class TaskRow(Record, frozen=True, kw_only=True):
     extra: str
 
 
-class GroupEventRow(Record, frozen=True, kw_only=True):
+class GroupEventRow(ControlRecord, frozen=True, kw_only=True):
     """One row of the table `groups`, for the store to write."""
 
     event_seq: Count
@@ -552,7 +552,7 @@ class GroupEventRow(Record, frozen=True, kw_only=True):
     event_at: int
 
 
-class AttemptRow(Record, frozen=True, kw_only=True):
+class AttemptRow(ControlRecord, frozen=True, kw_only=True):
     """A row of `attempts`: an attempt that began and did not commit."""
 
     rollout_id: Count
@@ -619,7 +619,7 @@ class Stalled(Payload, frozen=True, kw_only=True):
     reason: str
 
 
-class Unpublished(Record, frozen=True, kw_only=True):
+class Unpublished(ControlRecord, frozen=True, kw_only=True):
     commit_seq: int
     part: str
     files: tuple[PartFile, ...]

@@ -126,14 +126,14 @@ def _resolved(path: Path) -> ServiceConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ServicePart:
     ready: Mapping[str, Json]
     """What others must know to reach it."""
     work: Awaitable[None]
     """Ends when it has nothing more to do; raises what broke it."""
 
 
-Serving = Callable[[ServiceConfig, FlightNetwork], AbstractAsyncContextManager[Part]]
+Serving = Callable[[ServiceConfig, FlightNetwork], AbstractAsyncContextManager[ServicePart]]
 """Entered, the part can be reached; left, it has ended in order."""
 
 

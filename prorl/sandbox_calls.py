@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from prorl.errors import RolloutError, UserError, boundary
-from prorl.helper.child import Channel
+from prorl.helper.child import HelperChannel
 from prorl.protocols import Sandbox
 from prorl.types import FailureCode, SandboxRef
 
@@ -24,7 +24,7 @@ SANDBOX_OPS = ("call", "exec", "put", "get", "snapshot", "restore")
 class SandboxProxy:
     """The helper's side; implements `prorl.protocols.Sandbox`."""
 
-    def __init__(self, ref: SandboxRef, channel: Channel) -> None:
+    def __init__(self, ref: SandboxRef, channel: HelperChannel) -> None:
         self.ref, self._channel, self._number = ref, channel, channel.number
 
     def __getattr__(self, op: str) -> Callable[..., Any]:
@@ -40,7 +40,7 @@ class SandboxProxy:
         """Nothing: the connection belongs to the process that asked."""
 
 
-async def asking(channel: Channel, number: int, *op: Any) -> Any:
+async def asking(channel: HelperChannel, number: int, *op: Any) -> Any:
     """What a call back gives. Raises what it raised there, or CancelledError."""
     verdict, answer = await asyncio.to_thread(channel.call_back, number, *op)
     if verdict == "raised":

@@ -20,13 +20,15 @@ from functools import partial
 
 from prorl.config import ServiceConfig
 from prorl.flight import FlightNetwork
-from prorl.process import Part, command_line, live, serve_part
+from prorl.process import ServicePart, command_line, live, serve_part
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.stages.chain import Chain, on_signals
 
 
 @asynccontextmanager
-async def worker(name: str, config: ServiceConfig, network: FlightNetwork) -> AsyncIterator[Part]:
+async def worker(
+    name: str, config: ServiceConfig, network: FlightNetwork
+) -> AsyncIterator[ServicePart]:
     """The stages of a worker, listening; their work ends when they have left."""
     async with (
         UnixSandboxHost(str(config.sandbox_socket), config.node_id, name) as host,
@@ -34,7 +36,7 @@ async def worker(name: str, config: ServiceConfig, network: FlightNetwork) -> As
     ):
         on_signals(chain)
         ready = {"worker": name, "location": config.worker_flight(name)}
-        yield Part(ready=ready, work=chain.wait())
+        yield ServicePart(ready=ready, work=chain.wait())
 
 
 def main() -> None:

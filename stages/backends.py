@@ -19,7 +19,7 @@ import numpy as np
 
 from prorl.backends.catalogue import is_server
 from prorl.backends.probe import first_token
-from prorl.control import Served
+from prorl.control import CallTotals
 from prorl.errors import BackendError, RolloutError, boundary
 from prorl.limits import Clock
 from prorl.protocols import Backend
@@ -115,9 +115,9 @@ class Backends:
         self._answered: dict[str, float] = {}
         """When the last call began that got a token."""
         self._lookouts: dict[str, asyncio.Task[None]] = {}
-        self.served: dict[str, Served] = {}
+        self.served: dict[str, CallTotals] = {}
         """Model calls so far by server."""
-        self.runs: dict[str, Served] = {}
+        self.runs: dict[str, CallTotals] = {}
         """The same by run, the latest last."""
         self._waiting: dict[str, set[Waiting]] = {}
 
@@ -257,9 +257,9 @@ class Backends:
         self.answered(url, began)
         self._tell(url)
 
-    def count(self, url: str, run_id: str, call: Served) -> None:
-        self.served[url] = self.served.get(url, Served()).plus(call)
-        self.runs[run_id] = self.runs.pop(run_id, Served()).plus(call)
+    def count(self, url: str, run_id: str, call: CallTotals) -> None:
+        self.served[url] = self.served.get(url, CallTotals()).plus(call)
+        self.runs[run_id] = self.runs.pop(run_id, CallTotals()).plus(call)
         if len(self.runs) > LAST_RUNS:
             del self.runs[next(iter(self.runs))]
 

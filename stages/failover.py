@@ -23,7 +23,7 @@ import numpy as np
 from prorl.agents.sampler import SILENT_S
 from prorl.backends.catalogue import is_server
 from prorl.completion import check_age, check_completion, num_shared
-from prorl.control import Assigned, Failover, Served
+from prorl.control import Assigned, CallTotals, Failover
 from prorl.errors import BackendError
 from prorl.flight import trace
 from prorl.limits import Deadline
@@ -179,7 +179,7 @@ class Routed:
         prompt_L, cached = request.prompt_ids_L, completion.cached_tokens
         repeated = num_shared(self._computed_L, prompt_L)
         self._computed_L = np.concatenate([prompt_L, completion.token_ids_C])
-        call = Served(
+        call = CallTotals(
             prompt=len(prompt_L),
             cached=cached,
             reusable=repeated,

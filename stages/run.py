@@ -35,7 +35,7 @@ from prorl.envs.users import GetEnv
 from prorl.errors import RolloutError, TaskError, UserError
 from prorl.flight.inlet import Taken
 from prorl.flight.queues import wire_bytes
-from prorl.journal import Ended, Journals, Recovered
+from prorl.journal import AttemptEnd, Journals, Recovered
 from prorl.limits import Clock, Deadline
 from prorl.linux import at_work
 from prorl.protocols import Backend, BringsAgent, Env, SandboxHost
@@ -231,7 +231,7 @@ class RunOperator(StageOperator):
 
     async def _is_alive(self, recovered: Recovered) -> bool:
         ref = read_sandbox(recovered.row)
-        ended = [record for record in recovered.records if isinstance(record, Ended)]
+        ended = [record for record in recovered.records if isinstance(record, AttemptEnd)]
         if not ref.sandbox_id or (ended and ended[-1].artifact is not None):
             return True
         try:

@@ -18,15 +18,15 @@ from functools import partial
 
 from prorl.config import ServiceConfig
 from prorl.flight import FlightNetwork
-from prorl.process import Part, command_line, live, serve_part
+from prorl.process import ServicePart, command_line, live, serve_part
 from prorl.storage.serve.service import WORKER, serving
 
 
 @asynccontextmanager
-async def store(config: ServiceConfig, network: FlightNetwork) -> AsyncIterator[Part]:
+async def store(config: ServiceConfig, network: FlightNetwork) -> AsyncIterator[ServicePart]:
     """Start the store and give it once it listens."""
     async with serving(config, network, network) as (made, work):
-        yield Part(ready={"location": made.location}, work=work)
+        yield ServicePart(ready={"location": made.location}, work=work)
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ WRITERS = {
     "StoredRow": "commits.py",
     "RolloutRecord": "rollouts.py",
     "GroupMembers": "rollouts.py",
-    "GroupDecision": "groups.py",
+    "GroupOutcome": "groups.py",
     "GroupRecord": "",
     "RunLife": "runs.py",
     "RunAccepted": "accept.py",
@@ -227,7 +227,7 @@ def _options(node: ast.ClassDef) -> Iterator[ast.keyword]:
 
 
 def test_each_record_of_the_state_has_one_writer() -> None:
-    """`run.delivery.kept += 1` changes what `delivery` is; `worker.held.add(...)` a field that has
+    """`run.delivery.kept += 1` changes what `delivery` is; `worker.in_flight.add(...)` a field that has
     this name in one of the whole records, whatever the variable is called.
     """
     fields, pieces, changeable = _records()

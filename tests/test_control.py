@@ -12,6 +12,7 @@ from msgspec import inspect
 
 from prorl import control
 from prorl.control import (
+    CallTotals,
     ControlRow,
     GroupEventRow,
     Hello,
@@ -20,7 +21,6 @@ from prorl.control import (
     Progress,
     Request,
     Reserve,
-    Served,
     TaskRow,
     Terminal,
     TrajectorySummary,
@@ -147,11 +147,11 @@ def test_rows_of_tables_have_their_columns() -> None:
 
 
 def test_sums_of_model_calls_grow_whatever_workers_come_and_go() -> None:
-    first = Served(10, 5, 8, 4, 3, 1.0)
-    later = Served(20, 9, 16, 8, 6, 2.0)
-    assert first.since(Served()) == first
-    assert later.since(first) == Served(10, 4, 8, 4, 3, 1.0)
+    first = CallTotals(10, 5, 8, 4, 3, 1.0)
+    later = CallTotals(20, 9, 16, 8, 6, 2.0)
+    assert first.since(CallTotals()) == first
+    assert later.since(first) == CallTotals(10, 4, 8, 4, 3, 1.0)
     assert first.since(later) == first, "a worker that was started anew"
     assert first.plus(later.since(first)) == later
     assert (later.cached_share, later.reused_share) == (0.45, 0.5)
-    assert Served().cached_share is Served().reused_share is None
+    assert CallTotals().cached_share is CallTotals().reused_share is None

@@ -3,7 +3,8 @@
     steps = RolloutDataset("trainer.json", "mine", rank, world, groups_per_step=32,
                            max_tokens=65536, cursor=saved)
     for step in DataLoader(steps, batch_size=None):
-        ...                                                  # a `Share` each; see client/ranks.py
+        ...                                                  # a `RankShare` each; see
+        client/ranks.py
 
 Holds only what names the stream, so it pickles; it connects where it is iterated (the token comes
 from the root, the join file, or `PRORL_TOKEN`). Not by `fork` once this process has used Flight
@@ -20,18 +21,18 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from prorl.client import connect
-from prorl.client.ranks import Share
+from prorl.client.ranks import RankShare
 from prorl.errors import UserError
 
 
-class RolloutDataset(IterableDataset[Share]):
+class RolloutDataset(IterableDataset[RankShare]):
     """The steps of a run, one rank's share each; arguments as of `Client.stream_shares`."""
 
     def __init__(self, url: str | Path, run: str, rank: int, world: int, **more: Any) -> None:
         super().__init__()
         self._url, self._run, self._rank, self._world, self._more = url, run, rank, world, more
 
-    def __iter__(self) -> Iterator[Share]:
+    def __iter__(self) -> Iterator[RankShare]:
         """Raises UserError in one of several workers: a stream has one order."""
         worker = get_worker_info()
         if worker is not None and worker.num_workers > 1:

@@ -23,7 +23,7 @@ from prorl.client import PackedBatch
 from prorl.errors import UserError
 from prorl.trainer.checkpoint import restore
 from prorl.trainer.config import TrainerConfig
-from prorl.trainer.lineage import Account
+from prorl.trainer.lineage import SequenceOutcomes
 from prorl.trainer.loss import Loss, Shares, dapo_loss, token_shares
 from prorl.trainer.pack import ATTENTION, load_model, pack, token_logprobs
 from prorl.types import Json, SpanKind
@@ -95,7 +95,12 @@ class Learner:
             restore(model_dir, self.model, self.optimizer)
 
     def update(
-        self, batch: PackedBatch, *, step: int, version: int, account: Account | None = None
+        self,
+        batch: PackedBatch,
+        *,
+        step: int,
+        version: int,
+        account: SequenceOutcomes | None = None,
     ) -> dict[str, float]:
         """Take one step's optimizer steps; returns figures. `version` is that of the weights before
         it; `account` is filled.
@@ -126,7 +131,7 @@ class Learner:
         tokens: Tokens,
         sums: Sums,
         step: int,
-        account: Account | None,
+        account: SequenceOutcomes | None,
     ) -> None:
         minibatch = batch.rows(rows.start, rows.stop)
         trained_C = tokens.rows(batch, rows).trained_C

@@ -31,7 +31,7 @@ ROWS = "trained.parquet"
 """In a checkpoint."""
 
 
-class Account:
+class SequenceOutcomes:
     """What became of each sequence of a batch; `Learner.update` fills it. B sequences, C sampled
     tokens.
     """
@@ -61,7 +61,7 @@ class Account:
         self.logprobs_C[offsets[0] : offsets[-1]] = logprobs_C.float().cpu().numpy()
 
 
-class Lineage:
+class LineageLog:
     """The rows of the steps since the last checkpoint; they name the checkpoint that they made."""
 
     def __init__(self, config: TrainerConfig, parent: str) -> None:
@@ -83,7 +83,7 @@ class Lineage:
         write_rows(checkpoint / ROWS, pa.concat_tables(tables))
         self._parent, self._rows = digest, {}
 
-    def add(self, batch: PackedBatch, account: Account, progress: TrainingState) -> None:
+    def add(self, batch: PackedBatch, account: SequenceOutcomes, progress: TrainingState) -> None:
         """Note what a step trained on; `progress` is after it."""
         assert batch.advantages is not None, "stream with advantages"
         count, wants_logprobs = batch.num_sequences, self._config.lineage == "logprobs"

@@ -50,7 +50,7 @@ from prorl.trainer.checkpoint import (
 )
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.learner import Learner, first_prompt
-from prorl.trainer.lineage import ROWS, Account, Lineage, read_rows, weights_digest
+from prorl.trainer.lineage import ROWS, LineageLog, SequenceOutcomes, read_rows, weights_digest
 
 MOST_STEPS = 10
 """From one checkpoint to the next where nobody says how many: what a crash may cost is trained
@@ -88,7 +88,7 @@ def train(
         read_progress(resumed) if resumed else TrainingState(cursor=str(Cursor(config.run, 0)))
     )
     learner = Learner(config, start, resume=resumed is not None)
-    lineage = Lineage(config, weights_digest(start)) if config.lineage != "off" else None
+    lineage = LineageLog(config, weights_digest(start)) if config.lineage != "off" else None
     progress = publish_start(config, client, progress, start, learner)
     if resumed:
         announce(client, config, resumed, progress)
@@ -121,7 +121,7 @@ def train(
             batch = next(batches, None)
             if batch is None:
                 break
-            account = Account(batch) if lineage else None
+            account = SequenceOutcomes(batch) if lineage else None
             with timer("train"):
                 figures = learner.update(
                     batch, step=progress.step, version=progress.version, account=account

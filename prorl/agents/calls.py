@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 from prorl.agents.context import AttemptContext
 from prorl.errors import RolloutError, SandboxError
-from prorl.journal import UNKNOWN, Answer, CallId, Marks
+from prorl.journal import UNKNOWN, CallId, Marks, ToolAnswer
 from prorl.types import FailureCode, ToolCall, ToolResult
 
 TOOL_GRACE_S = 15.0
@@ -51,7 +51,7 @@ class ToolCalls:
         text = tool_text(await self._once(turn, number, call, limit_s), limit_s)
         tool_s = self._clock() - began
         return self._journal.tell(
-            Answer(turn=turn, index=number, text=text, tool_s=tool_s, spent_s=spent_s(context))
+            ToolAnswer(turn=turn, index=number, text=text, tool_s=tool_s, spent_s=spent_s(context))
         )
 
     async def _once(self, turn: int, number: int, call: ToolCall, limit_s: float) -> ToolResult:

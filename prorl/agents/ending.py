@@ -22,7 +22,7 @@ from prorl.errors import (
     TaskError,
     boundary,
 )
-from prorl.journal import Ended
+from prorl.journal import AttemptEnd
 from prorl.protocols import ScoresInPlace
 from prorl.types import (
     FAILURE_CLASS,
@@ -128,7 +128,9 @@ async def _finish(
         end, artifact = await _artifact(context, record, end)
     code, message = end.failure.code, end.failure.message
     spent = spent_s(context)
-    journal.end(Ended(stop=end.stop, code=code, message=message, artifact=artifact, spent_s=spent))
+    journal.end(
+        AttemptEnd(stop=end.stop, code=code, message=message, artifact=artifact, spent_s=spent)
+    )
     return end, artifact
 
 

@@ -26,7 +26,7 @@ from prorl.agents.context import AttemptContext
 from prorl.agents.record import AttemptRecord, SequenceRecord, join
 from prorl.completion import check_age, check_completion
 from prorl.errors import BackendError, BudgetError, RolloutError, boundary
-from prorl.journal import Said
+from prorl.journal import RecordedCall
 from prorl.limits import Clock, Deadline
 from prorl.types import (
     Completion,
@@ -98,7 +98,7 @@ class Sampler:
             else:
                 self.record.llm_s += llm_s
 
-    def _take(self, sequence: SequenceRecord, said: Said) -> Completion:
+    def _take(self, sequence: SequenceRecord, said: RecordedCall) -> Completion:
         """A model call that an earlier life of the attempt has recorded."""
         completion, prompt_tokens = said.completion, len(sequence)
         sequence.sampled(completion, said.turn, said.temperature)
@@ -123,7 +123,7 @@ class Sampler:
         temperature = self._context.sampling.temperature
         self.record.turn(completion, prompt_tokens, temperature, llm_s, sequence.segment, turn)
         self._journal.say(
-            Said(
+            RecordedCall(
                 turn=turn,
                 segment=sequence.segment,
                 prompt=digest,

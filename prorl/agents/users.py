@@ -43,7 +43,7 @@ from prorl.errors import (
     RolloutError,
     boundary,
 )
-from prorl.helper import Died, HelperError, Program, Raised, pool
+from prorl.helper import Died, HelperError, HelperProgram, Raised, pool
 from prorl.helper.process import Helper
 from prorl.renderer.apart import Rendering, check_fits, check_room, text_bytes
 from prorl.sandbox_calls import SANDBOX_OPS, call_sandbox
@@ -72,11 +72,11 @@ MAX_SHOWN_BYTES = 4 << 20
 """Of what an agent said to the policy, for people to read."""
 
 
-def program_of(name: str) -> Program:
+def program_of(name: str) -> HelperProgram:
     """The helpers of an agent: one process for each rollout in hand, of which RUN's slots are the
     bound.
     """
-    return Program(
+    return HelperProgram(
         "prorl.agents.users_program",
         (name,),
         cpu_s=CPU_S,

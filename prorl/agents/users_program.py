@@ -14,13 +14,13 @@ from prorl import plugins
 from prorl.agents import ENTRY_POINTS
 from prorl.agents.attempt import Attempt, AttemptFacts, UserAgent
 from prorl.errors import ConfigError, TaskError
-from prorl.helper.child import Answer, Channel, place_of, serve
+from prorl.helper.child import Answer, HelperChannel, place_of, serve
 from prorl.helper.process import MOST_CALLS
 from prorl.plugins import MEND_FILE
 from prorl.sandbox_calls import SandboxProxy, asking
 
 
-def prepare(channel: Channel, name: str) -> Answer:
+def prepare(channel: HelperChannel, name: str) -> Answer:
     """Import and make the agent. Raises ConfigError."""
     try:
         agent: UserAgent = plugins.make(ENTRY_POINTS, name, ConfigError, plugins.NO_PARTS)

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from prorl.analysis.annotations import annotate
 from prorl.errors import NotFoundError, StorageError, UserError
-from prorl.helper import HelperError, Late, Program, pool
+from prorl.helper import HelperError, HelperProgram, Late, pool
 from prorl.helper.child import Answer, serve
 from prorl.schema import TABLES
 from prorl.storage.files.runs import below, is_run, is_url, list_runs
@@ -79,7 +79,7 @@ class Runs:
         return error
 
 
-PROGRAM = Program(__spec__.name, memory_bytes=0, most=1)
+PROGRAM = HelperProgram(__spec__.name, memory_bytes=0, most=1)
 """One huge value cannot be interrupted, only killed."""
 
 

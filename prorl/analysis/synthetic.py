@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class SyntheticShape:
     n: int = 8
     """Rollouts of a group."""
     num_tokens: int = 64
@@ -35,7 +35,7 @@ class Shape:
     temperature: float = 1.0
 
 
-def group(group_id: int, shape: Shape, seed: int = 0) -> pa.RecordBatch:
+def group(group_id: int, shape: SyntheticShape, seed: int = 0) -> pa.RecordBatch:
     """All sequences of one group, in the SEQUENCES schema; equal arguments give equal rows."""
     rng = np.random.default_rng([seed, group_id])
     num_segments = 1 + (rng.random(shape.n) < shape.rewritten_share)
@@ -70,7 +70,7 @@ def delivered(groups: list[pa.RecordBatch], first_seq: int = 0) -> pa.RecordBatc
     return pa.RecordBatch.from_arrays([pa.array(seqs, pa.int64()), *joined.columns], schema=STREAM)
 
 
-def _lists(num_rows: int, shape: Shape, rng: np.random.Generator) -> dict[str, pa.Array]:
+def _lists(num_rows: int, shape: SyntheticShape, rng: np.random.Generator) -> dict[str, pa.Array]:
     pairs = num_rows * shape.num_turns
     widths = _widths(pairs, shape, rng)
     spans = widths.reshape(num_rows, -1)
@@ -93,7 +93,7 @@ def _lists(num_rows: int, shape: Shape, rng: np.random.Generator) -> dict[str, p
     }
 
 
-def _widths(pairs: int, shape: Shape, rng: np.random.Generator) -> NDArray[np.int64]:
+def _widths(pairs: int, shape: SyntheticShape, rng: np.random.Generator) -> NDArray[np.int64]:
     """Tokens of each pair of spans: context, then sampled."""
     total = shape.num_tokens * rng.uniform(2 / 3, 4 / 3, pairs) / shape.num_turns
     widths = np.empty((pairs, 2), np.int64)

@@ -53,29 +53,29 @@ class Span(NamedTuple):
     error: str = ""
 
 
-class Place(NamedTuple):
+class ReadPosition(NamedTuple):
     """How far a reader has come in the order of commits."""
 
     committed_us: int = -1
     rollout_id: int = -1
 
 
-START = Place()
+START = ReadPosition()
 
 
 class Trace(NamedTuple):
     trace_id: int
-    place: Place
+    place: ReadPosition
     root: Span
 
 
-def traces(stored: StoredRun, after: Place = START) -> Iterator[Trace]:
+def traces(stored: StoredRun, after: ReadPosition = START) -> Iterator[Trace]:
     """The rollouts that were committed behind a place, in the order of commits."""
     while True:
         rollouts = stored.sql(ROLLOUTS.format(**after._asdict(), limit=AT_ONCE)).to_pylist()
         if not rollouts:
             return
-        after = Place(rollouts[-1]["committed_us"], rollouts[-1]["rollout_id"])
+        after = ReadPosition(rollouts[-1]["committed_us"], rollouts[-1]["rollout_id"])
         ids = ",".join(str(row["rollout_id"]) for row in rollouts)
         turns, calls = stored.answers(TURNS.format(ids=ids), CALLS.format(ids=ids))
         by_rollout, by_turn = _grouped(turns.to_pylist(), calls.to_pylist())
@@ -83,7 +83,7 @@ def traces(stored: StoredRun, after: Place = START) -> Iterator[Trace]:
             key = (row["rollout_id"], row["attempt"])
             digest = hashlib.sha256(f"{stored.run_id}/{key[0]}/{key[1]}".encode()).digest()
             root = _root(stored.run_id, row, by_rollout.get(key, []), by_turn)
-            place = Place(row["committed_us"], row["rollout_id"])
+            place = ReadPosition(row["committed_us"], row["rollout_id"])
             yield Trace(int.from_bytes(digest[:16]), place, root)
 
 

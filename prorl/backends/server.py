@@ -81,7 +81,7 @@ def _ids(values: list[int], name: str, vocab_size: int) -> Int32:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ReplyShape:
     model: str
     tokenizer: Tokenizer
     label: Callable[[PolicyVersion], str]
@@ -151,7 +151,7 @@ def rest_of(completion: Completion, start: int) -> Completion:
 
 
 async def stream(
-    http: web.Request, shape: Shape, backend: Backend, request: GenerateRequest
+    http: web.Request, shape: ReplyShape, backend: Backend, request: GenerateRequest
 ) -> web.StreamResponse:
     """Answer with a stream. Raises BackendError as long as nothing was sent."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -206,7 +206,7 @@ class TokenServer:
         label: Callable[[PolicyVersion], str] = str,
     ) -> None:
         self._api_key = api_key
-        self._shape = Shape(model=model, tokenizer=tokenizer, label=label)
+        self._shape = ReplyShape(model=model, tokenizer=tokenizer, label=label)
         self._backend, self._tokenizer, self._model = backend, tokenizer, model
         self._host, self._port, self._max_model_len = host, port, max_model_len
         # Cancelling the handler is what turns a client's hang-up into an abort.

@@ -27,8 +27,8 @@ import orjson
 from prorl.backends.catalogue import address
 from prorl.backends.labels import Labels
 from prorl.backends.probe import check_logprobs
-from prorl.backends.vllm_http import MAX_REPLY_BYTES, Connections, HttpLimits
-from prorl.backends.vllm_reply import MAX_EVENT_BYTES, Events, Reply
+from prorl.backends.vllm_http import MAX_REPLY_BYTES, HttpLimits, ServerConnections
+from prorl.backends.vllm_reply import MAX_EVENT_BYTES, EventParser, VllmReply
 from prorl.completion import check_completion
 from prorl.errors import BackendError, boundary
 from prorl.types import Completion, FailureCode, GenerateRequest, Json, Trouble
@@ -81,7 +81,7 @@ class VllmBackend:
         self.served: Mapping[str, Json] = {}
         """What it says of its model besides the name, once it was asked."""
         self._limits = limits or HttpLimits()
-        self._connections = Connections(address(url), api_key, self._limits)
+        self._connections = ServerConnections(address(url), api_key, self._limits)
         self._labels = Labels(self._label)
 
     async def generate(self, request: GenerateRequest) -> Completion:
@@ -98,7 +98,7 @@ class VllmBackend:
         before = await self._labels.before()
         wire_id = quote(request.request_id, safe="/")
         body = orjson.dumps(self._body(request, model, wire_id), option=orjson.OPT_SERIALIZE_NUMPY)
-        reply = Reply(
+        reply = VllmReply(
             request,
             self.name,
             id=f"cmpl-{wire_id}",
@@ -121,11 +121,11 @@ class VllmBackend:
         return check_completion(completion, self.vocab_size, request.sampling.max_tokens)
 
     async def _receive(
-        self, request: GenerateRequest, body: bytes, headers: Mapping[str, str], reply: Reply
+        self, request: GenerateRequest, body: bytes, headers: Mapping[str, str], reply: VllmReply
     ) -> None:
         """Fill `reply`, and tell what comes. Raises BackendError."""
         num_sent, sent_at = 0, 0.0
-        events = Events(MAX_REPLY_BYTES if request.routing_from >= 0 else MAX_EVENT_BYTES)
+        events = EventParser(MAX_REPLY_BYTES if request.routing_from >= 0 else MAX_EVENT_BYTES)
         async with self._connections.stream("POST", self.path, body, headers) as (kind, parts):
             if kind != "text/event-stream":
                 whole = b"".join([part async for part in parts])
@@ -148,7 +148,7 @@ class VllmBackend:
                 Trouble.REFUSED,
             )
 
-    async def _label_of_cut(self, reply: Reply, before: str | None) -> str | None:
+    async def _label_of_cut(self, reply: VllmReply, before: str | None) -> str | None:
         """The label of the tokens of a call that was cut short; "" where none is sure in time."""
         if reply.states_labels:
             return before
@@ -243,7 +243,7 @@ class VllmBackend:
             return None
 
     def _object(self, value: Json, request: GenerateRequest, num_tokens: int) -> Json:
-        """What was sent, in vLLM's shape; `num_tokens` came before. May raise as `Reply` does."""
+        """Returns the reply in vLLM's shape. May raise as `VllmReply` does."""
         return value
 
     def _body(self, request: GenerateRequest, model: str, wire_id: str) -> dict[str, Json]:

@@ -44,7 +44,7 @@ class HttpLimits:
     """
 
 
-class Connections:
+class ServerConnections:
     """To the server at `url`; opens with the first call and belongs to its event loop."""
 
     def __init__(self, url: str, api_key: str, limits: HttpLimits) -> None:

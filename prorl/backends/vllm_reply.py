@@ -30,7 +30,7 @@ NAMED = "token_id:"
 MAX_EVENT_BYTES = 8 << 20
 
 
-class Reply:
+class VllmReply:
     """One reply while it comes.
 
     `models`: the names that the asked model may be called by; empty = any. `is_fitted`: the
@@ -201,7 +201,7 @@ class Reply:
         return tuple(ends), tuple(versions)
 
 
-class Events:
+class EventParser:
     """Cuts a byte stream into the data of server-sent events. Bounded: `max_bytes` an event."""
 
     def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:

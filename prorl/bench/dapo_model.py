@@ -304,14 +304,14 @@ def _informative(work: Workload, group: int | None) -> int:
 def serve(work: Workload, setup: Setup, run: Mapping[str, object] | None = None) -> Outcome:
     """Ours: what the real gateway decides, with `run` over the settings of the run."""
     with tempfile.TemporaryDirectory(prefix="prorl-dapo-", dir=_memory()) as folder:
-        return _Service(Path(folder), work, setup, run or {}).work()
+        return _VirtualService(Path(folder), work, setup, run or {}).work()
 
 
 def _memory() -> str | None:
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
-class _Service:
+class _VirtualService:
     """A gateway's core in virtual time, with the workers, the store and the trainer played."""
 
     def __init__(

@@ -107,7 +107,7 @@ class Meter:
         return 1000 * self.cpu_s[what] / max(1, self.items[what])
 
 
-class Life:
+class GrowingRun:
     def __init__(self, path: Path, meter: Meter) -> None:
         self.log, self.meter = ControlLog(path), meter
         self.core = self._start()
@@ -300,12 +300,12 @@ class Size:
     def __init__(self, folder: Path, size: int) -> None:
         self.size, self.meter = size, Meter()
         self._folder = folder
-        self._lives: dict[str, Life] = {}
+        self._lives: dict[str, GrowingRun] = {}
 
-    def live(self, what: str) -> Life:
+    def live(self, what: str) -> GrowingRun:
         if what not in self._lives:
             path = self._folder / f"{what}-{self.size}" / "control.db"
-            life = Life(path, Meter())
+            life = GrowingRun(path, Meter())
             life.core.create_run(RunConfig(run_id="a", delivery="stream", max_open_groups=256))
             life.accept(SEED)
             if what == "done":
@@ -313,11 +313,11 @@ class Size:
                 life.commit_rest()
             life.log.close()
             repeat(path, self.size // SEED)
-            life = Life(path, Meter())
+            life = GrowingRun(path, Meter())
             life.core.journal.mark_run(life.run)  # with its counts
             life.write(0)
             life.log.close()
-            self._lives[what] = Life(path, self.meter)
+            self._lives[what] = GrowingRun(path, self.meter)
         return self._lives[what]
 
     def round(self) -> None:
@@ -351,7 +351,7 @@ class Size:
 def _memory() -> Iterator[Figure]:
     """Bytes of Python's that stay for one more rollout, by where it is in its life."""
     with tempfile.TemporaryDirectory(prefix="prorl-growth-") as folder:
-        life = Life(Path(folder) / "control.db", Meter())
+        life = GrowingRun(Path(folder) / "control.db", Meter())
         life.core.create_run(RunConfig(run_id="a", delivery="stream", max_open_groups=MEMORY))
         sizes = []
         tracemalloc.start()

@@ -45,7 +45,7 @@ EDGES = ("lease", "ready", "ran", "scored")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class PipelineSizes:
     repeats: int
     burst: int
     """Rollouts of one repeat at full rate."""
@@ -54,8 +54,8 @@ class Sizes:
     accept_s: float
 
 
-QUICK = Sizes(repeats=3, burst=400, paced_s=6.0, starts=2, accept_s=3.0)
-FULL = Sizes(repeats=5, burst=2000, paced_s=20.0, starts=5, accept_s=15.0)
+QUICK = PipelineSizes(repeats=3, burst=400, paced_s=6.0, starts=2, accept_s=3.0)
+FULL = PipelineSizes(repeats=5, burst=2000, paced_s=20.0, starts=5, accept_s=15.0)
 
 
 async def run(quick: bool) -> Report:

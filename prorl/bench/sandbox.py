@@ -35,17 +35,17 @@ START_OVER_MS, WARM_BAR_MS, STOP_BAR_MS, CPU_BAR_MS, DRIFT_BAR = 25.0, 5.0, 50.0
 SETTLE_S = 5.0
 
 
-class Sizes(NamedTuple):
+class SandboxSizes(NamedTuple):
     lives: int
     many_lives: int
     idle: int
 
 
-QUICK = Sizes(lives=15, many_lives=30, idle=50)
-FULL = Sizes(lives=50, many_lives=1000, idle=200)
+QUICK = SandboxSizes(lives=15, many_lives=30, idle=50)
+FULL = SandboxSizes(lives=50, many_lives=1000, idle=200)
 
 
-class Life(NamedTuple):
+class SandboxTimes(NamedTuple):
     cold_ms: float
     stop_ms: float
 
@@ -70,7 +70,7 @@ async def run(quick: bool) -> Report:
     return Report(bench="sandbox", rows=tuple(rows))
 
 
-async def _kind(kind: str, sizes: Sizes) -> list[Figure]:
+async def _kind(kind: str, sizes: SandboxSizes) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder:
         about = kinds.load(kind)
         about.install(folder)
@@ -116,14 +116,14 @@ async def _bare_python_ms(sandbox: Sandbox) -> float:
     return (time.perf_counter() - begin) * 1e3
 
 
-async def _life(host: UnixSandboxHost) -> Life:
+async def _life(host: UnixSandboxHost) -> SandboxTimes:
     begin = time.perf_counter()
     ref = await host.start("bench/1/1", "run", SPEC)
     async with host.connect(ref) as sandbox:
         await sandbox.call("bash", {"command": "true"}, 20.0)
     first = time.perf_counter()
     await host.stop(ref)
-    return Life((first - begin) * 1e3, (time.perf_counter() - first) * 1e3)
+    return SandboxTimes((first - begin) * 1e3, (time.perf_counter() - first) * 1e3)
 
 
 async def _cpu(host: UnixSandboxHost, kind: str, meter: CpuMeter, count: int) -> Figure:

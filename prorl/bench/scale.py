@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prorl.bench.growth import Life, Meter, N
+from prorl.bench.growth import GrowingRun, Meter, N
 from prorl.bench.pipeline import has_finished
 from prorl.bench.report import Figure, Report
 from prorl.client.client import Client, connect
@@ -236,7 +236,7 @@ def day(gateway_s: float, nodes_share: float, lived: int) -> list[Figure]:
     settle_heap()
     with tempfile.TemporaryDirectory(prefix="prorl-day-", dir=Path.cwd()) as folder:  # no tmpfs
         path, meter = Path(folder) / "control.db", Meter()
-        life = Life(path, meter)
+        life = GrowingRun(path, meter)
         groups = 2 * DAY_IN_HAND // N
         bounded = RunConfig(
             run_id="a", delivery="stream", max_open_groups=groups, max_unacked_groups=groups

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import orjson
 
-from prorl.analysis.synthetic import Shape, group
+from prorl.analysis.synthetic import SyntheticShape, group
 from prorl.analysis.synthetic_runs import write_run
 from prorl.bench.children import NO_RIVALS, RIVALS, Answering
 from prorl.bench.report import Figure, Report, median
@@ -68,7 +68,7 @@ RIVAL_PATHS = {
 }
 RUN = "bench"
 TRAJECTORIES, SHORT = 512, 64
-SHAPE = Shape(n=8, num_tokens=16384, sampled_share=0.25, num_turns=14, vocab_size=150_000)
+SHAPE = SyntheticShape(n=8, num_tokens=16384, sampled_share=0.25, num_turns=14, vocab_size=150_000)
 COMMAND = "python -m prorl.bench.stream"
 
 Rounds = list[dict[str, Json]]

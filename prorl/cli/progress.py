@@ -104,7 +104,7 @@ def waits_for(run: Run) -> str:
     return ""
 
 
-class Progress:
+class ProgressDisplay:
     """A run's progress: bars on a terminal, plain lines off it, nothing when `quiet`."""
 
     def __init__(self, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
@@ -180,7 +180,7 @@ async def follow(
     more: Callable[[Run], Iterable[str]] = lambda run: (),
 ) -> None:
     """Watch a run until it is finished; a gateway that is being restarted is waited for."""
-    progress, is_noted, stalled, began_s = Progress(quiet=quiet), False, "", time.monotonic()
+    progress, is_noted, stalled, began_s = ProgressDisplay(quiet=quiet), False, "", time.monotonic()
     try:
         while True:
             answer = await asyncio.to_thread(client.run, run)

@@ -37,9 +37,9 @@ from msgspec.structs import replace
 
 from prorl.client.advantages import Advantages, add_advantages
 from prorl.client.fetch import Fetched, FlightSource
-from prorl.client.http import WAIT_S, Http, Root
+from prorl.client.http import WAIT_S, Http, RootAddress
 from prorl.client.packed import PackedBatch, regroup
-from prorl.client.ranks import Share, check_rank, share
+from prorl.client.ranks import RankShare, check_rank, share
 from prorl.errors import ConfigError, UnavailableError, UserError
 from prorl.flight.ticket import Cursor, Ticket
 from prorl.net.join import Join
@@ -95,7 +95,7 @@ def connect(url: str | Path, token: str | None = None, *, retry_s: float = RETRY
             "http://HOST:PORT, a join file, or the local root of the service that writes there",
             "prorl.open(URL/RUN) and `prorl show`, `sql`, `verify` read what is stored",
         )
-    return Client(http=Http(Root(Path(url), token).address, retry_s=retry_s))
+    return Client(http=Http(RootAddress(Path(url), token).address, retry_s=retry_s))
 
 
 class Client:
@@ -384,7 +384,7 @@ class Client:
 
     def stream_shares(
         self, run: str, rank: int, world: int, *, groups_per_step: int, max_tokens: int, **more: Any
-    ) -> Iterator[Share]:
+    ) -> Iterator[RankShare]:
         """What data rank `rank` of `world` does with each step of `groups_per_step` groups. It does
         it in passes of at most `max_tokens` (`prorl.client.ranks`). `more` is as in `stream`; all
         ranks name the same consumer, and only rank 0 commits.

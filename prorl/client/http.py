@@ -46,7 +46,7 @@ class Address(NamedTuple):
     token: str = ""
 
 
-class Root:
+class RootAddress:
     """A root whose service may be started again, with another port: `address` looks each time."""
 
     def __init__(self, path: Path, token: str = "") -> None:

@@ -39,7 +39,7 @@ Rows = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class RankShare:
     """What one rank does with a step."""
 
     passes: tuple[PackedBatch | None, ...]
@@ -112,12 +112,12 @@ def _spread(passes: list[Rows], sizes: Sequence[int], count: int) -> tuple[Rows,
     return (*passes, *((),) * (count - len(passes)))
 
 
-def share(step: PackedBatch, rank: int, world: int, max_tokens: int) -> Share:
+def share(step: PackedBatch, rank: int, world: int, max_tokens: int) -> RankShare:
     """A rank's share of a step of whole groups, advantages included: one copy of its rows."""
     lengths = np.diff(step.cu_seqlens)
     dealt = deal(lengths, world, max_tokens)
     passes = tuple(_take(step, rows) for rows in dealt[rank])
-    return Share(
+    return RankShare(
         passes=passes,
         num_trained=int(step.span_widths[step.span_kind == SpanKind.TRAINED].sum()),
         num_tokens=int(sum(lengths[list(rows)].sum() for rows in dealt[rank] if rows)),

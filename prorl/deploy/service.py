@@ -29,7 +29,7 @@ from prorl.config import ServiceConfig
 from prorl.config.layout import SERVICE, processes
 from prorl.errors import UnavailableError
 from prorl.flight import FlightNetwork
-from prorl.process import Part, command_line, credentials_of, live, serve_part, until_first
+from prorl.process import ServicePart, command_line, credentials_of, live, serve_part, until_first
 from prorl.service.serve import serving as serving_gateway
 from prorl.types import Json
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def service(config: ServiceConfig, network: FlightNetwork) -> AsyncIterator[Part]:
+async def service(config: ServiceConfig, network: FlightNetwork) -> AsyncIterator[ServicePart]:
     """Starts all parts; their work ends only by an error. It imports no other process's modules."""
     async with AsyncExitStack() as stack:
         credentials = credentials_of(config)
@@ -65,7 +65,7 @@ async def service(config: ServiceConfig, network: FlightNetwork) -> AsyncIterato
             works.append(partial(_leaves, chain))
         tasks = [asyncio.ensure_future(work()) for work in works]
         try:
-            yield Part(ready=ready, work=until_first(*tasks))
+            yield ServicePart(ready=ready, work=until_first(*tasks))
         finally:
             for task in tasks:
                 task.cancel()  # what ends from here on is asked to

@@ -15,14 +15,14 @@ from aiohttp import web
 
 from prorl.client import connect
 from prorl.dropin import SERVERS
-from prorl.dropin.rollouts import Rollouts, refusals
+from prorl.dropin.rollouts import RolloutRequests, refusals
 from prorl.linux.calls import die_with_parent
 
 MAX_BYTES = 64 << 20
 """Largest request: a task with its repository."""
 
 
-def app_of(name: str, rollouts: Rollouts) -> web.AppRunner:
+def app_of(name: str, rollouts: RolloutRequests) -> web.AppRunner:
     """The server of a protocol. Whoever closes a connection cancels what it waits for."""
     app = web.Application(middlewares=[refusals], client_max_size=MAX_BYTES)
     app.add_routes(import_module(SERVERS[name]).routes(rollouts))
@@ -34,7 +34,7 @@ async def _serve(name: str, service: str, runs: str, port: int) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with connect(service) as client:
-        runner = app_of(name, Rollouts(client, runs, name))
+        runner = app_of(name, RolloutRequests(client, runs, name))
         await runner.setup()
         try:
             await web.TCPSite(runner, "127.0.0.1", port).start()

@@ -16,8 +16,8 @@ from aiohttp import web
 
 from prorl import exact_json
 from prorl.dropin.rollouts import (
-    Answer,
-    Rollouts,
+    FinishedRollout,
+    RolloutRequests,
     answered,
     body_of,
     calls_of,
@@ -32,7 +32,7 @@ from prorl.types import Json, Task
 TASK_INDEX = "_ng_task_index"
 
 
-def routes(rollouts: Rollouts) -> list[web.RouteDef]:
+def routes(rollouts: RolloutRequests) -> list[web.RouteDef]:
 
     async def run(request: web.Request) -> web.Response:
         row = await body_of(
@@ -86,7 +86,7 @@ def _task(row: dict[str, Json]) -> Task:
     )
 
 
-def response(request: dict[str, Json], answer: Answer) -> dict[str, Json]:
+def response(request: dict[str, Json], answer: FinishedRollout) -> dict[str, Json]:
     row, items = answer.row, list[dict[str, Json]]()
     name = f"{row['run_id']}_{row['rollout_id']}"
     if (sequence := answer.main) is not None:

@@ -28,8 +28,8 @@ from aiohttp import web
 
 from prorl import exact_json
 from prorl.dropin.rollouts import (
-    Answer,
-    Rollouts,
+    FinishedRollout,
+    RolloutRequests,
     answered,
     body_of,
     calls_of,
@@ -42,14 +42,14 @@ from prorl.types import Json
 
 
 @dataclass(slots=True)
-class _Job:
-    work: asyncio.Future[Answer]
+class _RolloutJob:
+    work: asyncio.Future[FinishedRollout]
     connections: int = 0
     """Requests that wait for it."""
 
 
-def routes(rollouts: Rollouts) -> list[web.RouteDef]:
-    jobs: dict[tuple[str, bytes], _Job] = {}
+def routes(rollouts: RolloutRequests) -> list[web.RouteDef]:
+    jobs: dict[tuple[str, bytes], _RolloutJob] = {}
     servers = list[str]()
     running = False
 
@@ -103,7 +103,7 @@ def routes(rollouts: Rollouts) -> list[web.RouteDef]:
         name = body.get("job_id") or uuid.uuid4().hex
         key = name, blake2b(exact_json.dumps(body, option=orjson.OPT_SORT_KEYS)).digest()
         if key not in jobs:  # no `await` between the question and the reservation
-            jobs[key] = _Job(begin(body["instance"], body["sampling_params"]))
+            jobs[key] = _RolloutJob(begin(body["instance"], body["sampling_params"]))
         job = jobs[key]
         job.connections += 1
         try:
@@ -116,7 +116,9 @@ def routes(rollouts: Rollouts) -> list[web.RouteDef]:
             if jobs.get(key) is job and (job.work.done() or not job.connections):
                 end([key])
 
-    def begin(instance: dict[str, Json], params: dict[str, Json]) -> asyncio.Future[Answer]:
+    def begin(
+        instance: dict[str, Json], params: dict[str, Json]
+    ) -> asyncio.Future[FinishedRollout]:
         limits = {
             "max_turns": params.get("max_iterations"),
             "max_tokens": params.get("max_model_len"),
@@ -150,7 +152,7 @@ def routes(rollouts: Rollouts) -> list[web.RouteDef]:
     ]
 
 
-def result(instance: dict[str, Json], answer: Answer) -> dict[str, Json]:
+def result(instance: dict[str, Json], answer: FinishedRollout) -> dict[str, Json]:
     row = answer.row
     done = row["stop_reason"] == "done"
     artifact = bytes(row["artifact"]).decode(errors="replace")
@@ -178,7 +180,7 @@ def result(instance: dict[str, Json], answer: Answer) -> dict[str, Json]:
     }
 
 
-def messages(answer: Answer) -> list[dict[str, Json]]:
+def messages(answer: FinishedRollout) -> list[dict[str, Json]]:
     """Returns the main sequence as messages whose `token_ids` are the sequence, in order.
 
     Where the template's tokens belong to several messages, the first of them has all.

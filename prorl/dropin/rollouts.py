@@ -1,4 +1,4 @@
-"""`Rollouts`: single rollouts asked of the service, and answers made of what it stored.
+"""`RolloutRequests`: single rollouts asked of the service, and answers made of what it stored.
 
     rollouts = Rollouts(client, root, "nemo-gym")
     answer = await rollouts.complete(task, agent="codex")      # when it is stored
@@ -44,7 +44,7 @@ and 5 MiB; a run that is ended costs the next request like it the proof of a cha
 """
 
 
-class Piece(NamedTuple):
+class SequenceSpan(NamedTuple):
     """A stretch of a sequence that was sampled in one model call, or that was not sampled."""
 
     start: int
@@ -54,7 +54,7 @@ class Piece(NamedTuple):
     """What it says, where the transcript tells; rows of `messages`."""
 
 
-class Answer(NamedTuple):
+class FinishedRollout(NamedTuple):
     row: Mapping[str, Json]
     sequences: tuple[Sequence, ...]
     turns: list[dict[str, Json]]
@@ -83,7 +83,7 @@ class Answer(NamedTuple):
             and segments.get(message["turn"], sequence.segment) == sequence.segment
         ]
 
-    def pieces(self, sequence: Sequence) -> list[Piece]:
+    def pieces(self, sequence: Sequence) -> list[SequenceSpan]:
         """Returns the sequence up to its last sampled token, cut where sampling begins and ends."""
         groups = [
             list(part)
@@ -104,10 +104,10 @@ class Answer(NamedTuple):
         while cut and not cut[-1][2]:
             cut.pop()
         aligned = groups if len(groups) >= len(cut) else [[] for _ in cut]
-        return [Piece(*part, messages) for part, messages in zip(cut, aligned, strict=False)]
+        return [SequenceSpan(*part, messages) for part, messages in zip(cut, aligned, strict=False)]
 
 
-class Rollouts:
+class RolloutRequests:
     """Belongs to the event loop that uses it. A run is reserved before the first `await`: requests
     that need one meanwhile wait for the same, and requests for another run do not.
     """
@@ -126,7 +126,7 @@ class Rollouts:
         agent: str = "native",
         limits: Mapping[str, Json] | None = None,
         sampling: SamplingParams | None = None,
-    ) -> Answer:
+    ) -> FinishedRollout:
         """Ask for a rollout and wait until it is stored, however it ends; it is cancelled with
         whoever waits. Raises UserError for what the service refuses, UnavailableError.
         """
@@ -231,14 +231,14 @@ class _Run:
         self._below, self._stored = 0, set[int]()
         """Stored are all rollouts below the one, and those: as many as end before an older one."""
         self._run: StoredRun | None = None
-        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._waiting: dict[int, asyncio.Future[FinishedRollout]] = {}
         self._looking: asyncio.Task[None] | None = None
 
     @property
     def _where(self) -> str:
         return self.opening.result()[1]
 
-    async def wait(self, rollout: int) -> Answer:
+    async def wait(self, rollout: int) -> FinishedRollout:
         """A rollout once it is stored."""
         if rollout not in self._waiting:
             self._waiting[rollout] = asyncio.get_running_loop().create_future()
@@ -254,7 +254,7 @@ class _Run:
                 self._waiting.pop(rollout).set_result(answer)
             await asyncio.sleep(LOOK_S)
 
-    def _stored_answers(self, rollout_ids: list[int]) -> list[tuple[int, Answer]]:
+    def _stored_answers(self, rollout_ids: list[int]) -> list[tuple[int, FinishedRollout]]:
         try:
             self._refresh()
             return [
@@ -285,12 +285,12 @@ class _Run:
     def _is_stored(self, rollout: int) -> bool:
         return rollout < self._below or rollout in self._stored
 
-    def _answer(self, rollout: int) -> Answer:
+    def _answer(self, rollout: int) -> FinishedRollout:
         assert self._run is not None
         tables = self._run.rollout(rollout)
         sequences = tables["sequences"].combine_chunks().to_struct_array()
         chunks = (read_sequences(chunk) for chunk in sequences.chunks)
-        return Answer(
+        return FinishedRollout(
             row=tables["rollouts"].to_pylist()[0],
             sequences=tuple(sequence for chunk in chunks for sequence in chunk),
             turns=tables["turns"].to_pylist(),

@@ -11,16 +11,16 @@ import asyncio
 from importlib.util import find_spec
 
 from prorl.errors import GraderError, ProrlError, TaskError, boundary
-from prorl.helper import Died, HelperError, Program, pool
+from prorl.helper import Died, HelperError, HelperProgram, pool
 from prorl.limits import Deadline
 from prorl.types import FailureCode, Json, Task
 
-RULES = Program("prorl.envs.grader", ("rules",), wall_s=20.0, cpu_s=2.5, most=2)
-MATH_VERIFY = Program("prorl.envs.grader", ("math-verify",), wall_s=20.0, cpu_s=2.5, most=2)
+RULES = HelperProgram("prorl.envs.grader", ("rules",), wall_s=20.0, cpu_s=2.5, most=2)
+MATH_VERIFY = HelperProgram("prorl.envs.grader", ("math-verify",), wall_s=20.0, cpu_s=2.5, most=2)
 
 
 async def ask(
-    program: Program, question: tuple[Json, ...], alone: tuple[Json, ...], deadline: Deadline
+    program: HelperProgram, question: tuple[Json, ...], alone: tuple[Json, ...], deadline: Deadline
 ) -> tuple[Json, str]:
     """(the grader's answer, ""), or (None, why) where the policy's answer is to blame.
 

@@ -55,7 +55,7 @@ from prorl.errors import (
     RolloutError,
     TaskError,
 )
-from prorl.helper import Died, Late, Program, Raised, pool
+from prorl.helper import Died, HelperProgram, Late, Raised, pool
 from prorl.limits import Deadline
 from prorl.protocols import Env, Reference, Sandbox
 from prorl.sandbox_calls import call_sandbox
@@ -182,7 +182,7 @@ MAX_PLANS = 512
 """Tasks of a loop whose plan is remembered: siblings open the same one, in each stage."""
 
 _PLANS: weakref.WeakKeyDictionary[
-    asyncio.AbstractEventLoop, dict[tuple[Program, bytes], asyncio.Task[Plan]]
+    asyncio.AbstractEventLoop, dict[tuple[HelperProgram, bytes], asyncio.Task[Plan]]
 ] = weakref.WeakKeyDictionary()
 
 
@@ -217,7 +217,7 @@ class _Asking:
         self.task = task
         # as many as a stage has rows: one that waits keeps its process, others need theirs
         version = plugins.version_of(code)
-        self.program = Program(
+        self.program = HelperProgram(
             "prorl.envs.users_program", code, wall_s=HOOK_S, most=16, version=version
         )
 

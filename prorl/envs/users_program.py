@@ -15,7 +15,7 @@ from prorl.envs.base import BaseEnv, Solution, check_settings
 from prorl.envs.settings import record_of
 from prorl.envs.tools import user_spec
 from prorl.errors import GraderError, ProrlError, RolloutError, TaskError, UserError
-from prorl.helper.child import Answer, Channel, place_of, serve, trace_of
+from prorl.helper.child import Answer, HelperChannel, place_of, serve, trace_of
 from prorl.limits import Deadline
 from prorl.protocols import CachedWorkspace, Env
 from prorl.sandbox_calls import SandboxProxy
@@ -24,7 +24,7 @@ from prorl.types import FailureCode, Json, SandboxRef, Stage, Task
 HOOKS = ("prepare", "call", "repeats", "artifact", "verify")
 
 
-def prepare(channel: Channel, name: str, *tools: str) -> Answer:
+def prepare(channel: HelperChannel, name: str, *tools: str) -> Answer:
     """Import what a task needs. Raises TaskError."""
     try:
         env = get_env(name)

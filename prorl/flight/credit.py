@@ -2,10 +2,10 @@
 
 Pure: no I/O, no clock.
 
-`Ledger` is the producer's book. Rows wait in order; `assign` gives each to the consumer with most
-credit; a row has one consumer at a time. On redelivered edges a row stays in the book until its ack
-and goes back to the front of the queue when its consumer is lost; on the others it is never given
-out twice: a consumer that is lost before its ack loses the row, and `leave` says so.
+`CreditLedger` is the producer's book. Rows wait in order; `assign` gives each to the consumer with
+most credit; a row has one consumer at a time. On redelivered edges a row stays in the book until
+its ack and goes back to the front of the queue when its consumer is lost; on the others it is never
+given out twice: a consumer that is lost before its ack loses the row, and `leave` says so.
 
 `CreditBook` is the consumer's book over all its upstreams. With one upstream, credit out plus rows
 in hand never exceeds `slots`. With several, together they have at most twice `slots` (and one row
@@ -61,7 +61,7 @@ class _Row:
     """What a consumer must have to get it; empty = nothing."""
 
 
-class Ledger:
+class CreditLedger:
     """The producer's book of rows and credit.
 
     >>> ledger = Ledger(redelivered=True)

@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from prorl.errors import UnavailableError
 from prorl.flight import trace
-from prorl.flight.credit import ACK, CREDIT, Ledger, decode
+from prorl.flight.credit import ACK, CREDIT, CreditLedger, decode
 from prorl.flight.pacing import ROWS_S, Paced
 from prorl.flight.queues import together, wire_bytes
 from prorl.graph import GRAPH
@@ -47,7 +47,7 @@ Has = Callable[[Mapping[str, Json], str], bool]
 """Whether a consumer, by its first word, has what a row needs."""
 
 
-class Sized(NamedTuple):
+class SizedRow(NamedTuple):
     row: Row
     num_bytes: int
 
@@ -74,13 +74,13 @@ class Outlet:
         self.edge, self.path = edge, path or f"edge/{edge}"
         self._redelivered = edge in GRAPH.redelivered
         self._has = has
-        self._ledger = Ledger(redelivered=self._redelivered)
+        self._ledger = CreditLedger(redelivered=self._redelivered)
         self._limit_bytes = limit_bytes
         self._on_acked = on_acked
         self._on_lost, self._closed = on_lost, False
         self._on_credit = on_credit
         self._on_sent = on_sent
-        self._rows: dict[AttemptKey, Sized] = {}
+        self._rows: dict[AttemptKey, SizedRow] = {}
         self._buffered_bytes = 0
         self._cut_at: float | None = None
         self._putting: deque[asyncio.Future[None]] = deque()
@@ -191,7 +191,7 @@ class Outlet:
         if key in self:
             return
         trace.mark(self.edge, trace.OFFERED, (key,))
-        self._rows[key] = Sized(row, num_bytes)
+        self._rows[key] = SizedRow(row, num_bytes)
         self._buffered_bytes += num_bytes
         self._ledger.put(key, num_bytes, needs)
         if not self._channels:

@@ -82,7 +82,7 @@ def wire_bytes(batch: pa.RecordBatch) -> int:
     return num_bytes if num_bytes < SMALL_BYTES else int(pa.ipc.get_record_batch_size(batch))
 
 
-class Sized(NamedTuple):
+class SizedBatch(NamedTuple):
     batch: pa.RecordBatch
     num_bytes: int
 
@@ -91,7 +91,7 @@ class Sender:
     """From the loop (`put`) to a writer thread (`take`); `end` belongs to anyone."""
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[Sized | None] = SimpleQueue()
+        self._queue: SimpleQueue[SizedBatch | None] = SimpleQueue()
         self._put_bytes = 0
         self._dequeued_bytes = 0
 
@@ -101,7 +101,7 @@ class Sender:
         self._put_bytes += num_bytes
         if self._put_bytes - self._dequeued_bytes > MAX_QUEUED_BYTES:
             return False
-        self._queue.put(Sized(batch, num_bytes))
+        self._queue.put(SizedBatch(batch, num_bytes))
         return True
 
     def end(self) -> None:
@@ -110,7 +110,7 @@ class Sender:
 
     def take(self, timeout_s: float) -> tuple[list[pa.RecordBatch], bool]:
         """Returns what is queued, joined, and whether it is the end; nothing after `timeout_s`."""
-        queued: list[Sized] = []
+        queued: list[SizedBatch] = []
         ended = True
         try:
             sized = self._queue.get(timeout=timeout_s)
@@ -123,7 +123,7 @@ class Sender:
         return join(queued), ended
 
 
-def join(batches: list[Sized]) -> list[pa.RecordBatch]:
+def join(batches: list[SizedBatch]) -> list[pa.RecordBatch]:
     """Concatenate small neighbours; order stays.
 
     >>> one = Sized(pa.record_batch({"a": [1]}), 8)

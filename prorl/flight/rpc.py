@@ -80,7 +80,7 @@ class Bearer(fl.ServerMiddlewareFactory):  # type: ignore[misc]
             raise fl.FlightUnauthenticatedError(str(error)) from None
 
 
-class Served(fl.ServerMiddlewareFactory):  # type: ignore[misc]
+class ServedVerbs(fl.ServerMiddlewareFactory):  # type: ignore[misc]
     """Refuses the verbs that nothing here serves: pyarrow's own answers are tracebacks."""
 
     def start_call(self, info: fl.CallInfo, headers: object) -> None:
@@ -146,7 +146,10 @@ class RpcServer(fl.FlightServerBase):  # type: ignore[misc]
         """
         super().__init__(
             location,
-            middleware={"served": Served(), **({BEARER: Bearer(keys)} if self._by_token else {})},
+            middleware={
+                "served": ServedVerbs(),
+                **({BEARER: Bearer(keys)} if self._by_token else {}),
+            },
             **(_tls(location, credentials) if self._secure else {}),
         )
         self._loop, self._routes, self._reads = loop, routes, reads

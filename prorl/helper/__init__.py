@@ -33,6 +33,6 @@ writes runs in sandboxes. It cannot signal the processes that it descends from
 """
 
 from prorl.helper.pool import Helpers, close, pool
-from prorl.helper.process import Died, HelperError, Late, Program, Raised
+from prorl.helper.process import Died, HelperError, HelperProgram, Late, Raised
 
-__all__ = ["Died", "HelperError", "Helpers", "Late", "Program", "Raised", "close", "pool"]
+__all__ = ["Died", "HelperError", "HelperProgram", "Helpers", "Late", "Raised", "close", "pool"]

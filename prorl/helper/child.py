@@ -42,7 +42,7 @@ LENGTH = struct.Struct("<Q")
 MAX_WORDS = 2000
 
 
-class Channel:
+class HelperChannel:
     """Frames over the socket: pickles come, msgpack goes, each with its question's number.
 
     Threads may call back side by side: a reply bears its call's number, and whichever thread waits
@@ -141,7 +141,7 @@ def serve(prepare: Callable[..., Answer], *, with_channel: bool = False) -> NoRe
     os.nice(args.nice)
     _be_the_first_to_go()
     os.dup2(2, 1)  # what users' code prints is no answer
-    channel = Channel(socket.socket(fileno=args.channel))
+    channel = HelperChannel(socket.socket(fileno=args.channel))
     os.register_at_fork(after_in_child=lambda: _forked(channel))
     faulthandler.enable(args.faults, all_threads=False)
     faulthandler.register(signal.SIGUSR1, args.faults, all_threads=False)
@@ -255,7 +255,7 @@ def is_common(file: str) -> bool:
     return file.startswith((_OURS, *_PYTHON))
 
 
-def _forked(channel: Channel) -> None:
+def _forked(channel: HelperChannel) -> None:
     die_with_parent(signal.SIGKILL)
     channel.close()
 

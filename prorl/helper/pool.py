@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from prorl.errors import ProrlError
-from prorl.helper.process import CallBack, Died, Helper, HelperError, Late, Program, Raised
+from prorl.helper.process import CallBack, Died, Helper, HelperError, HelperProgram, Late, Raised
 
 IDLE_S = 60.0
 """A helper that nobody asked for this long is ended."""
@@ -55,7 +55,7 @@ class Helpers:
     a start hundreds.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: HelperProgram) -> None:
         self.program = program
         self._clock = asyncio.get_running_loop().time
         self._free: list[tuple[Helper, float]] = []
@@ -255,7 +255,7 @@ class Helpers:
         self._free.clear()
 
 
-_Pools = dict[Program, Helpers]
+_Pools = dict[HelperProgram, Helpers]
 
 _POOLS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Pools] = weakref.WeakKeyDictionary()
 """Of each loop: what one loop started, no other can wait for."""
@@ -265,7 +265,7 @@ _KEEPERS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncIterator[Non
 )
 
 
-async def pool(program: Program) -> Helpers:
+async def pool(program: HelperProgram) -> Helpers:
     """The running loop's helpers of a program; they end with the loop."""
     loop = asyncio.get_running_loop()
     if loop not in _KEEPERS:  # one a loop: another's end would close what this one keeps
@@ -277,7 +277,7 @@ async def pool(program: Program) -> Helpers:
     return pools[program]
 
 
-def close(program: Program | None = None) -> None:
+def close(program: HelperProgram | None = None) -> None:
     """End the running loop's helpers of a program, or all; the next question starts others."""
     pools = _POOLS.get(asyncio.get_running_loop(), {})
     for key in [program] if program is not None else list(pools):

@@ -43,7 +43,7 @@ CallBack = Callable[..., Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class HelperProgram:
     """What to start: `python -m module arguments`, and its limits."""
 
     module: str
@@ -113,7 +113,7 @@ class Died(HelperError):
 class Helper:
     """Started by `start`, asked one question at a time, ended by `end`."""
 
-    def __init__(self, program: Program, child: subprocess.Popen[bytes], faults: int) -> None:
+    def __init__(self, program: HelperProgram, child: subprocess.Popen[bytes], faults: int) -> None:
         self._program, self._child, self._faults = program, child, faults
         self._clock = asyncio.get_running_loop().time
         self._reader: asyncio.StreamReader
@@ -138,7 +138,7 @@ class Helper:
         return self._number > 1
 
     @classmethod
-    async def start(cls, program: Program) -> Self:
+    async def start(cls, program: HelperProgram) -> Self:
         """A helper that is ready. Raises HelperError with what its imports raised, or that."""
         ours, theirs = socket.socketpair()
         faults = os.memfd_create("faults", os.MFD_CLOEXEC)

@@ -7,16 +7,16 @@ not end within its time begins anew elsewhere.
 
 from prorl.journal.attempt import UNKNOWN, AttemptJournal, CallId, Marks
 from prorl.journal.folder import Journals
-from prorl.journal.records import Answer, Ended, Recovered, Said
+from prorl.journal.records import AttemptEnd, RecordedCall, Recovered, ToolAnswer
 
 __all__ = [
     "UNKNOWN",
-    "Answer",
+    "AttemptEnd",
     "AttemptJournal",
     "CallId",
-    "Ended",
     "Journals",
     "Marks",
+    "RecordedCall",
     "Recovered",
-    "Said",
+    "ToolAnswer",
 ]

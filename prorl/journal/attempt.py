@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from prorl.errors import RolloutError
 from prorl.journal.records import (
-    Answer,
-    Ended,
+    AttemptEnd,
     FrameKind,
     Past,
-    Said,
+    RecordedCall,
+    ToolAnswer,
     answer_body,
     call_body,
     ended_body,
@@ -63,9 +63,9 @@ class AttemptJournal:
         self, sink: Sink | None = None, *, on_lost_tool_call: str = "report", epoch: int = 0
     ) -> None:
         self._sink, self.on_lost_tool_call, self.epoch = sink, on_lost_tool_call, epoch
-        self._turns: dict[int, Said] = {}
-        self._answers: dict[tuple[int, int], Answer] = {}
-        self.ended: Ended | None = None
+        self._turns: dict[int, RecordedCall] = {}
+        self._answers: dict[tuple[int, int], ToolAnswer] = {}
+        self.ended: AttemptEnd | None = None
         self.spent_s = 0.0
         """Of the budget, until the last record."""
         self._lived = epoch == 0
@@ -74,11 +74,11 @@ class AttemptJournal:
     def remember(self, record: Past) -> None:
         """Take in what an earlier life recorded, in its order."""
         match record:
-            case Said():
+            case RecordedCall():
                 self._turns[record.turn] = record
-            case Answer():
+            case ToolAnswer():
                 self._answers[record.turn, record.index] = record
-            case Ended():
+            case AttemptEnd():
                 self.ended = record
         self.spent_s = record.spent_s
 
@@ -89,7 +89,7 @@ class AttemptJournal:
         call = self._turns.get(turn)
         return call.context_ids if call is not None and call.segment == segment else None
 
-    def recorded_call(self, turn: int, prompt: bytes) -> Said | None:
+    def recorded_call(self, turn: int, prompt: bytes) -> RecordedCall | None:
         """A recorded model call; one that was cut is given only to an attempt that has ended.
 
         One of another prompt (a digest) answers nothing, and what was recorded after it is of
@@ -107,7 +107,7 @@ class AttemptJournal:
         self.check_open()
         return None
 
-    def say(self, call: Said) -> None:
+    def say(self, call: RecordedCall) -> None:
         self._lived = True
         self._turns[call.turn] = call
         if self._sink is not None:
@@ -115,7 +115,7 @@ class AttemptJournal:
 
     # ---- tool calls
 
-    def answer(self, turn: int, index: int) -> Answer | None:
+    def answer(self, turn: int, index: int) -> ToolAnswer | None:
         """A recorded answer. Raises RolloutError as `recorded_call`."""
         answer = self._answers.get((turn, index))
         if answer is None:
@@ -127,7 +127,7 @@ class AttemptJournal:
         doubtful, self._lived = not self._lived, True
         return doubtful
 
-    def tell(self, answer: Answer) -> str:
+    def tell(self, answer: ToolAnswer) -> str:
         """Write an answer down; the text that the policy is told."""
         self._answers[answer.turn, answer.index] = answer
         if self._sink is not None:
@@ -136,7 +136,7 @@ class AttemptJournal:
 
     # ---- the end
 
-    def end(self, ended: Ended) -> None:
+    def end(self, ended: AttemptEnd) -> None:
         self.ended = ended
         if self._sink is not None:
             self._sink(FrameKind.END, ended_body(ended))

@@ -23,7 +23,7 @@ HEAD_BYTES = _HEAD.size + _CRC.size
 MAX_BODY_BYTES = 1 << 30
 
 
-class Frame(NamedTuple):
+class JournalFrame(NamedTuple):
     kind: int
     body: memoryview
 
@@ -31,7 +31,7 @@ class Frame(NamedTuple):
 class Prefix(NamedTuple):
     """The frames of a file that are whole, from the first on."""
 
-    frames: tuple[Frame, ...]
+    frames: tuple[JournalFrame, ...]
     end: int
     """Bytes that they take."""
     damage: str
@@ -60,7 +60,7 @@ def read(data: bytes) -> Prefix:
     >>> read(whole[:-1] + b"N").damage
     'frame 0: its seal does not fit its content'
     """
-    view, frames, at = memoryview(data), list[Frame](), 0
+    view, frames, at = memoryview(data), list[JournalFrame](), 0
     while True:
         head = data[at : at + HEAD_BYTES]
         if len(head) < HEAD_BYTES:
@@ -75,7 +75,7 @@ def read(data: bytes) -> Prefix:
         if _digest(kind, seq, body) != digest:
             text = f"frame {len(frames)}: its seal does not fit its content"
             return Prefix(tuple(frames), at, text)
-        frames.append(Frame(kind, body))
+        frames.append(JournalFrame(kind, body))
         at += HEAD_BYTES + length
 
 

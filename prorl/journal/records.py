@@ -50,7 +50,7 @@ class FrameKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Said:
+class RecordedCall:
     """A model call that has completed: ids, logprobs and spans."""
 
     turn: int
@@ -68,7 +68,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ToolAnswer:
     """What the policy is told of a tool call."""
 
     turn: int
@@ -80,7 +80,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class AttemptEnd:
     """How the agent loop of an attempt ended."""
 
     stop: StopReason
@@ -91,13 +91,13 @@ class Ended:
     spent_s: float = 0.0
 
 
-class Life(NamedTuple):
+class Takeover(NamedTuple):
     """A worker has taken the attempt over."""
 
     epoch: int
 
 
-Past = Said | Answer | Ended
+Past = RecordedCall | ToolAnswer | AttemptEnd
 """What the next life hears of an attempt."""
 
 
@@ -131,7 +131,7 @@ _encode = msgspec.msgpack.Encoder(enc_hook=int).encode
 """A backend may count in numpy's integers."""
 
 
-def call_body(call: Said) -> bytes:
+def call_body(call: RecordedCall) -> bytes:
     completion = call.completion
     routed_experts = completion.routed_experts
     return _encode(
@@ -156,13 +156,13 @@ def call_body(call: Said) -> bytes:
     )
 
 
-def answer_body(answer: Answer) -> bytes:
+def answer_body(answer: ToolAnswer) -> bytes:
     """The body of an ANSWER frame; text may hold half a surrogate pair."""
     text = answer.text.encode("utf-8", "surrogatepass")
     return _encode((answer.turn, answer.index, text, answer.tool_s, answer.spent_s))
 
 
-def ended_body(ended: Ended) -> bytes:
+def ended_body(ended: AttemptEnd) -> bytes:
     message = ended.message.encode("utf-8", "surrogatepass")
     return _encode((ended.stop, ended.code, message, ended.artifact, ended.spent_s))
 
@@ -178,7 +178,7 @@ def _bytes(array: np.ndarray[Any, Any], kind: str) -> bytes:
 # ---- reading
 
 
-def read(kind: FrameKind, body: memoryview) -> Past | Life:
+def read(kind: FrameKind, body: memoryview) -> Past | Takeover:
     """The record in a frame that holds no row. Raises SchemaError."""
     try:
         return _READ[kind](body)
@@ -198,7 +198,7 @@ def read_row(body: memoryview) -> Row:
     return Row(batch, 0)
 
 
-def _check_call(call: Said) -> Said:
+def _check_call(call: RecordedCall) -> RecordedCall:
     """The record. Raises SchemaError for one that no model call can have left."""
     completion = call.completion
     ids, logprobs = len(completion.token_ids_C), len(completion.logprobs_C)
@@ -211,7 +211,7 @@ def _check_call(call: Said) -> Said:
     return call
 
 
-def _read_call(body: memoryview) -> Said:
+def _read_call(body: memoryview) -> RecordedCall:
     value = msgspec.msgpack.decode(body, type=_CallFields)
     completion = Completion(
         token_ids_C=np.frombuffer(value.token_ids, "<i4"),
@@ -227,7 +227,7 @@ def _read_call(body: memoryview) -> Said:
         else None,
     )
     return _check_call(
-        Said(
+        RecordedCall(
             turn=value.turn,
             segment=value.segment,
             context_ids=np.frombuffer(value.context, "<i4"),
@@ -240,9 +240,9 @@ def _read_call(body: memoryview) -> Said:
     )
 
 
-def _read_answer(body: memoryview) -> Answer:
+def _read_answer(body: memoryview) -> ToolAnswer:
     turn, index, text, tool_s, spent_s = _ANSWER.decode(body)
-    return Answer(
+    return ToolAnswer(
         turn=turn,
         index=index,
         text=text.decode("utf-8", "surrogatepass"),
@@ -251,14 +251,14 @@ def _read_answer(body: memoryview) -> Answer:
     )
 
 
-def _read_ended(body: memoryview) -> Ended:
+def _read_ended(body: memoryview) -> AttemptEnd:
     stop, code, message, artifact, spent_s = _ENDED.decode(body)
     text = message.decode("utf-8", "surrogatepass")
-    return Ended(stop=stop, code=code, message=text, artifact=artifact, spent_s=spent_s)
+    return AttemptEnd(stop=stop, code=code, message=text, artifact=artifact, spent_s=spent_s)
 
 
-_READ: dict[FrameKind, Callable[[memoryview], Past | Life]] = {
-    FrameKind.LIFE: msgspec.msgpack.Decoder(Life).decode,
+_READ: dict[FrameKind, Callable[[memoryview], Past | Takeover]] = {
+    FrameKind.LIFE: msgspec.msgpack.Decoder(Takeover).decode,
     FrameKind.CALL: _read_call,
     FrameKind.ANSWER: _read_answer,
     FrameKind.END: _read_ended,
@@ -287,7 +287,7 @@ def parse_journal(path: Path, prefix: Prefix) -> Recovered:
         if frame.kind not in _READ:
             raise SchemaError(f"frame {place} is of kind {frame.kind}", "a row, then records")
         record = read(FrameKind(frame.kind), frame.body)
-        if isinstance(record, Life):
+        if isinstance(record, Takeover):
             epoch = record.epoch
         else:
             records.append(record)

@@ -21,7 +21,7 @@ EXIT_REPLACED = 4
 """How a worker ends whose name another life has taken."""
 
 
-class Forked:
+class ForkedChild:
     """Holds the body of a forked child, which ends whatever happens in it.
 
     What happened is told on `status_fd`.

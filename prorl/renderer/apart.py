@@ -28,7 +28,7 @@ import numpy as np
 from prorl import exact_json, plugins
 from prorl.config.renderer import RendererSpec
 from prorl.errors import BudgetError, PromptTooLongError, RolloutError, TaskError
-from prorl.helper import Died, HelperError, Helpers, Late, Program, pool
+from prorl.helper import Died, HelperError, HelperProgram, Helpers, Late, pool
 from prorl.helper.child import Answer, serve
 from prorl.protocols import Renderer
 from prorl.renderer.load import is_ours, make_renderer
@@ -128,7 +128,7 @@ async def _helpers(spec: str) -> Helpers:
     version = plugins.version_of((name,))
     arguments = (spec,)
     return await pool(
-        Program(
+        HelperProgram(
             "prorl.renderer.apart",
             arguments,
             wall_s=300.0,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from prorl.config.renderer import RendererSpec
 from prorl.errors import ConfigError, UserError
-from prorl.helper import HelperError, Program
+from prorl.helper import HelperError, HelperProgram
 from prorl.helper.child import Answer, serve
 from prorl.helper.process import Helper
 from prorl.renderer.load import SAMPLE, describe, is_ours, make_renderer
@@ -34,7 +34,7 @@ async def check(spec: RendererSpec) -> dict[str, Json]:
         what, wall_s = f"the check of {spec.model}'s chat template", WALL_S
     else:
         what, wall_s = f"renderer {spec.name!r}", USERS_S
-    program = Program("prorl.renderer.check", cpu_s=CPU_S, memory_bytes=MEMORY_BYTES)
+    program = HelperProgram("prorl.renderer.check", cpu_s=CPU_S, memory_bytes=MEMORY_BYTES)
     try:
         helper = await Helper.start(program)
         try:

@@ -51,7 +51,7 @@ from prorl.service.log.log import ControlLog
 from prorl.service.pool.servers import Servers
 from prorl.service.pool.weights import keep_version
 from prorl.service.probes import Probes
-from prorl.service.publish import Publisher
+from prorl.service.publish import WeightPublisher
 from prorl.storage.files.layout import RunDir
 from prorl.storage.keep.retention import drop_run
 from prorl.timing import CLAIM_GRACE_S, REMOTE_GRACE_S, now
@@ -108,7 +108,7 @@ class Gateway:
         self.leases = Leases(self.core.base, self.core.rollouts, self.wake, config.tokenizer)
         self.proofs = Proofs(wall)
         self.servers = Servers(config, lambda name: name in self.core.state.balancer.states)
-        self.publisher = Publisher(
+        self.publisher = WeightPublisher(
             self.core,
             self.durable,
             self._tell_paused,

@@ -71,7 +71,7 @@ Durable = Callable[[], Awaitable[None]]
 TellPaused = Callable[[str, bool], None]
 
 
-class Publisher:
+class WeightPublisher:
     """Gives weights to the backends of runs. `watch` runs as long as the gateway, then `close`."""
 
     def __init__(

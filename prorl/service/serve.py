@@ -26,7 +26,7 @@ from prorl.protocols import Network
 from prorl.service.core.manifest import claim_store, foreign_directories
 from prorl.service.gateway import Gateway
 from prorl.service.http.app import create_app
-from prorl.service.http.door import Door, Take
+from prorl.service.http.tls_listener import Take, TlsListener
 from prorl.service.log.log import ControlLog
 
 logger = logging.getLogger("prorl.service")
@@ -35,7 +35,7 @@ STOP_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class RunningGateway:
     gateway: Gateway
     http: str
     http_port: int
@@ -77,7 +77,7 @@ async def serving(
     network: Network,
     log: ControlLog | None = None,
     credentials: AnyCredentials | None = None,
-) -> AsyncIterator[Served]:
+) -> AsyncIterator[RunningGateway]:
     """Serve a root over HTTP and over `network`, which is not closed here. With `credentials` over
     HTTPS at `config.listen` as well. Raises ConfigError, UnavailableError, ConflictError,
     SchemaError.
@@ -108,11 +108,11 @@ async def serving(
         try:
             async with _web(app, listener) as (web, take):
                 if outer is not None and credentials is not None:
-                    sockets.enter_context(Door(outer, credentials, take))
+                    sockets.enter_context(TlsListener(outer, credentials, take))
                 flight = await gateway.listen()
                 host, port = config.host, listener.getsockname()[1]
                 http = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-                yield Served(gateway, http, port, flight, work, web)
+                yield RunningGateway(gateway, http, port, flight, work, web)
         finally:
             await _end(gateway, work)
 

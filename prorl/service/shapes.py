@@ -12,7 +12,7 @@ class Deleted(TypedDict):
     deleted: bool
 
 
-class Steps(TypedDict):
+class StepShares(TypedDict):
     """Shares of the last steps of a trainer, since the gateway started."""
 
     steps: int
@@ -24,7 +24,7 @@ class Steps(TypedDict):
     """Of the rollouts' seconds: ended early, failed, stale or left over."""
 
 
-class VersionPublished(TypedDict):
+class PublishedVersion(TypedDict):
     run_id: str
     version: int
     failed: Mapping[str, str]
@@ -49,7 +49,7 @@ class BackendView(TypedDict):
     reused_share: float | None
 
 
-class Backends(TypedDict):
+class BackendList(TypedDict):
     backends: list[BackendView]
 
 
@@ -58,7 +58,7 @@ class FailedBackends(TypedDict):
     """Why, by backend."""
 
 
-class BackendState(TypedDict):
+class BackendStateReply(TypedDict):
     name: str
     state: str
 
@@ -74,5 +74,5 @@ class Drained(TypedDict):
     held: int
 
 
-class Health(TypedDict):
+class HealthReply(TypedDict):
     ok: bool

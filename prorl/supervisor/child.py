@@ -6,7 +6,7 @@ not come.
 Invariants: only processes that this object spawned are ever signalled, through their pidfd, so a
 reused pid is never hit; the child's stdout is always drained, so it never blocks on it. A child
 asks the kernel itself to die with its parent (PDEATHSIG follows the thread that spawned it, so a
-`Child` is started from a thread that lives as long as the service).
+`ChildProcess` is started from a thread that lives as long as the service).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ChildSpec:
     """On top of `environment()`."""
 
 
-class Child:
+class ChildProcess:
     """One process at a time under one name; `start` again after it has exited."""
 
     def __init__(self, spec: ChildSpec, log_dir: Path) -> None:

@@ -35,7 +35,7 @@ from prorl.errors import ConfigError, UnavailableError
 from prorl.linux import at_work
 from prorl.linux.files import disk_full
 from prorl.linux.forked import EXIT_CRASHED, EXIT_DISK, EXIT_DRAINED, EXIT_REFUSED, EXIT_REPLACED
-from prorl.supervisor.child import Child, ChildSpec, exit_text
+from prorl.supervisor.child import ChildProcess, ChildSpec, exit_text
 from prorl.supervisor.root import Root
 from prorl.supervisor.specs import STAGES, Specs, child_specs, settle_models
 from prorl.timing import PROCESS_SILENCE_S
@@ -113,7 +113,7 @@ class Supervisor:
         self._silence_s, self._again_s = silence_s, again_s
         self._root = Root(config.root)
         self.config = config
-        self.children: dict[str, Child] = {}
+        self.children: dict[str, ChildProcess] = {}
         self.ready: dict[str, Mapping[str, Json]] = {}
         """What each child said when it listened."""
         self.restarts = 0
@@ -159,7 +159,7 @@ class Supervisor:
         self._root.write(self.config)
         log_dir = self._root.path / "logs"
         for spec in self._specs(self.config, str(self._root.service_file)):
-            child = self.children[spec.name] = Child(spec, log_dir)
+            child = self.children[spec.name] = ChildProcess(spec, log_dir)
             await child.start()
         ready = await asyncio.gather(*(c.ready(READY_S) for c in self.children.values()))
         self.ready = dict(zip(self.children, ready, strict=True))
@@ -215,19 +215,19 @@ class Supervisor:
             if child.spec.has_stages:
                 child.signal(number)
 
-    def _has_drained(self, child: Child, code: int) -> bool:
+    def _has_drained(self, child: ChildProcess, code: int) -> bool:
         """Whether a child that has ended is not to be started again."""
         if child.spec.module != STAGES or not (code == EXIT_DRAINED or self._leaving):
             return False
         self._note_leave(child)
         return True
 
-    def _note_leave(self, child: Child) -> None:
+    def _note_leave(self, child: ChildProcess) -> None:
         self._departed.add(child.spec.name)
         if all(name in self._departed for name, c in self.children.items() if c.spec.has_stages):
             self.drained.set()
 
-    async def _watch_stages(self, child: Child) -> None:
+    async def _watch_stages(self, child: ChildProcess) -> None:
         """Hear when the stages leave a process that goes on without them."""
         await child.stages_ended.wait()
         self._note_leave(child)
@@ -240,11 +240,11 @@ class Supervisor:
         Raises UnavailableError, with its last words, when it cannot go on or made a mistake (exit
         code 2).
         """
-        child = self.children[spec.name] = Child(spec, self._root.path / "logs")
+        child = self.children[spec.name] = ChildProcess(spec, self._root.path / "logs")
         await child.start()
         await self._watch(child, ends=True)
 
-    async def _watch(self, child: Child, ends: bool = False) -> None:
+    async def _watch(self, child: ChildProcess, ends: bool = False) -> None:
         history = Restarts(commits=self._commits)
         while True:
             code = await child.exited()
@@ -299,7 +299,7 @@ class Supervisor:
         self.trouble = ""
         return was_full
 
-    async def _restart(self, child: Child) -> None:
+    async def _restart(self, child: ChildProcess) -> None:
         while True:
             try:
                 (self.config.socket_dir / f"{child.spec.name}.sock").unlink(missing_ok=True)
@@ -354,7 +354,7 @@ class Supervisor:
         self._root.release(forget=not self._up)
 
 
-async def end_the_silent(children: Callable[[], Iterable[Child]], silence_s: float) -> None:
+async def end_the_silent(children: Callable[[], Iterable[ChildProcess]], silence_s: float) -> None:
     """End whoever falls silent, for ever."""
     while True:
         await asyncio.sleep(TICK_S)

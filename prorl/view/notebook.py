@@ -56,7 +56,7 @@ class Plots:
     def __dir__(self) -> list[str]:
         return [f"{name}_" if iskeyword(name) else name for name in ANALYSES]
 
-    def __getattr__(self, name: str) -> Callable[[], Figure]:
+    def __getattr__(self, name: str) -> Callable[[], NotebookFigure]:
         if name.startswith("_"):
             raise AttributeError(name)
         name = name.removesuffix("_")
@@ -64,19 +64,19 @@ class Plots:
             raise UserError(f"no analysis {name!r}", f"one of {', '.join(ANALYSES)}")
         return partial(self._figure, name)
 
-    def _figure(self, name: str) -> Figure:
+    def _figure(self, name: str) -> NotebookFigure:
         analysis = ANALYSES[name]
         rows = [
             row | {"z": run.run_id} if len(self._runs.runs) > 1 else row
             for run in self._runs.runs
             for row in Runs([run]).table(analysis.sql).to_pylist()
         ]
-        return Figure(
+        return NotebookFigure(
             {"name": name, "title": analysis.title, "picture": analysis.picture, "rows": rows}
         )
 
 
-class Figure:
+class NotebookFigure:
     def __init__(self, content: dict[str, Json]) -> None:
         self._content = content
 

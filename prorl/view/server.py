@@ -140,7 +140,7 @@ def user_name() -> str:
         return str(os.getuid())
 
 
-class Guard:
+class RequestGuard:
     """Refuses what does not come from our own page, then what has no token."""
 
     def __init__(self, app: ASGIApp, token: str, hosts: frozenset[str]) -> None:
@@ -293,7 +293,7 @@ def create_app(library: Library, token: str, hosts: frozenset[str], author: str)
             Mount("/", StaticFiles(directory=STATIC, html=True)),
         ]
     )
-    return Guard(app, token, hosts)
+    return RequestGuard(app, token, hosts)
 
 
 class Listening(NamedTuple):

@@ -44,7 +44,7 @@ _KEYS = b"prorl.keys"
 _NAME = re.compile(r"(\d{10})(?:-(\d{10}))?\.parquet")
 
 
-class Piece(NamedTuple):
+class PieceName(NamedTuple):
     first: int
     last: int
 
@@ -52,19 +52,19 @@ class Piece(NamedTuple):
         return f"{self.first:010d}{'' if self.first == self.last else f'-{self.last:010d}'}.parquet"
 
     @classmethod
-    def parse(cls, name: str) -> Piece | None:
+    def parse(cls, name: str) -> PieceName | None:
         """Parses a file's name; returns None when it is not ours."""
         match = _NAME.fullmatch(name)
         return cls(int(match[1]), int(match[2] or match[1])) if match else None
 
 
-def cover(pieces: Sequence[Piece]) -> list[Piece]:
+def cover(pieces: Sequence[PieceName]) -> list[PieceName]:
     """What a reader opens.
 
     >>> cover([Piece(1, 1), Piece(2, 2), Piece(1, 2), Piece(3, 3)])
     [Piece(first=1, last=2), Piece(first=3, last=3)]
     """
-    chosen: list[Piece] = []
+    chosen: list[PieceName] = []
     for piece in sorted(pieces, key=lambda piece: (piece.first, -piece.last)):
         if not chosen or piece.first > chosen[-1].last:
             chosen.append(piece)
@@ -82,13 +82,13 @@ class AppendedTable:
         self.run, self.table = run, table
         self.schema = APPENDED[table]
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[PieceName]:
         return cover(self._all())
 
-    def _all(self) -> list[Piece]:
-        return [piece for name in self.run.names(self.table) if (piece := Piece.parse(name))]
+    def _all(self) -> list[PieceName]:
+        return [piece for name in self.run.names(self.table) if (piece := PieceName.parse(name))]
 
-    def path(self, piece: Piece) -> str:
+    def path(self, piece: PieceName) -> str:
         return self.run.path(self.table, str(piece))
 
     def append(self, rows: pa.Table, key: str, write: WriteDurably = write_durably) -> bool:
@@ -104,7 +104,7 @@ class AppendedTable:
                     return False
                 seq = max((piece.last for piece in pieces), default=0) + 1
                 with suppress(NameConflictError):
-                    write(self.run.fs, self.path(Piece(seq, seq)), content)
+                    write(self.run.fs, self.path(PieceName(seq, seq)), content)
                     return True
         raise StorageError(f"{self.run.path(self.table)}: others append too fast")
 
@@ -112,14 +112,14 @@ class AppendedTable:
         """In order. Raises StorageError."""
         return [key for piece in self.pieces() for key in self._keys(piece)]
 
-    def _keys(self, piece: Piece) -> list[str]:
+    def _keys(self, piece: PieceName) -> list[str]:
         try:
             with self.run.open(self.table, str(piece)) as source:
                 return self._about(piece, pq.read_schema(source)).keys
         except ARROW_ERRORS as error:
             raise StorageError(f"{self.path(piece)}: {error}") from None
 
-    def _about(self, piece: Piece, schema: pa.Schema) -> _Footer:
+    def _about(self, piece: PieceName, schema: pa.Schema) -> _Footer:
         metadata = schema.metadata or {}
         check_version(metadata.get(b"prorl.schema_version", b"").decode() or None, self.path(piece))
         return _Footer(
@@ -135,7 +135,7 @@ class AppendedTable:
         ]
         return pa.concat_tables([schema.empty_table(), *tables])
 
-    def _read(self, piece: Piece, columns: list[str] | None = None) -> pa.Table:
+    def _read(self, piece: PieceName, columns: list[str] | None = None) -> pa.Table:
         """The rows in the columns in which they were written."""
         try:
             return read_file(self.run, f"{self.table}/{piece}", columns)
@@ -168,7 +168,7 @@ class AppendedTable:
                 [aligned(rows, schema, self.table, keep_unknown=True) for rows in tables],
                 promote_options="default",
             )
-            whole = Piece(merged[0].first, merged[-1].last)
+            whole = PieceName(merged[0].first, merged[-1].last)
             with suppress(NameConflictError):
                 write(self.run.fs, self.path(whole), self._encode(rows, keys))
             if rows_digest(self._read(whole)) != rows_digest(rows):
@@ -182,7 +182,7 @@ class AppendedTable:
                 remove(self.run.fs, self.run.path(self.table, name))
         return [f"{self.table}/{name}" for name in obsolete]
 
-    def _first_to_merge(self, pieces: Sequence[Piece]) -> int:
+    def _first_to_merge(self, pieces: Sequence[PieceName]) -> int:
         start, new = len(pieces), 0
         while start:
             size = self.run.size(self.table, str(pieces[start - 1]))
@@ -213,7 +213,7 @@ class AppendedTable:
                 # Bytes that are still Parquet, and values that no longer are any.
                 yield where, f"holds what is no value: {error}"
         for name in sorted(self.run.names(self.table)):
-            if Piece.parse(name) is None:
+            if PieceName.parse(name) is None:
                 is_temporary = name.startswith(TEMP_MARK)
                 yield (
                     f"{self.table}/{name}",

@@ -7,7 +7,7 @@ import logging
 import signal
 
 from prorl.errors import ConflictError, ProrlError
-from prorl.helper import HelperError, Program, pool
+from prorl.helper import HelperError, HelperProgram, pool
 from prorl.helper.child import Answer, serve
 from prorl.storage.files.layout import RunDir
 from prorl.storage.files.objects import failures
@@ -15,7 +15,7 @@ from prorl.storage.keep.compact import collect, compact, remove_dead
 
 log = logging.getLogger("prorl.storage")
 
-PROGRAM = Program(__spec__.name, wall_s=6 * 3600.0, memory_bytes=0, most=1, nice=10)
+PROGRAM = HelperProgram(__spec__.name, wall_s=6 * 3600.0, memory_bytes=0, most=1, nice=10)
 """One compaction at a time, whichever run it is for."""
 
 

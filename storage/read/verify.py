@@ -45,7 +45,7 @@ from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.sql import LockedDuckDB
 
 
-def verify(where: str | Path) -> list[Finding]:
+def verify(where: str | Path) -> list[StorageFinding]:
     """Raises as `StoredRun`."""
     stored = StoredRun(where)
     run = stored.directory
@@ -60,15 +60,15 @@ def verify(where: str | Path) -> list[Finding]:
         findings += _by_itself(run, f"{table}/{EMPTY}")
     for table in APPENDED:
         problems = AppendedTable(stored.directory, table).problems()
-        findings += [Finding(where=where, what=what) for where, what in problems]
+        findings += [StorageFinding(where=where, what=what) for where, what in problems]
     return findings or list(broken_rules(stored))
 
 
-def _commits(commits: Iterable[Commit]) -> Iterator[Finding]:
+def _commits(commits: Iterable[Commit]) -> Iterator[StorageFinding]:
     expected = 1
     for commit in commits:
         if (commit.first_seq or commit.commit_seq) != expected:
-            yield Finding(
+            yield StorageFinding(
                 where="commits",
                 what=f"commit {commit.commit_seq} stands where {expected} was expected",
             )
@@ -76,28 +76,30 @@ def _commits(commits: Iterable[Commit]) -> Iterator[Finding]:
         expected = commit.commit_seq + 1
 
 
-def _manifest(stored: StoredRun) -> Iterator[Finding]:
+def _manifest(stored: StoredRun) -> Iterator[StorageFinding]:
     digest = stored.manifest.get("digest")
     if digest is not None and digest != manifest_digest(stored.manifest):
-        yield Finding(where=MANIFEST, what="does not hold what its own digest says")
+        yield StorageFinding(where=MANIFEST, what="does not hold what its own digest says")
 
 
-def _commit(stored: StoredRun, commit: Commit) -> Iterator[Finding]:
+def _commit(stored: StoredRun, commit: Commit) -> Iterator[StorageFinding]:
     """Whether a commit is what a writer can have written."""
     run, name = stored.directory, commit.name
     where = f"{COMMITS}/{name}"
     if not run.has(where) or run.read(where) != commit.dumps():
-        yield Finding(where=where, what="is not as it was written")
+        yield StorageFinding(where=where, what="is not as it was written")
     if commit.run_id != stored.run_id:
-        yield Finding(where=where, what=f"is of run {commit.run_id}, not of {stored.run_id}")
+        yield StorageFinding(where=where, what=f"is of run {commit.run_id}, not of {stored.run_id}")
     for file in commit.files:
         table, _, rest = file.path.partition("/")
         single = not commit.first_seq and rest != f"{commit.part}.parquet"
         if file.table not in TABLES or file.table != table or single:
-            yield Finding(where=where, what=f"names {file.path} as {file.table} of {commit.part}")
+            yield StorageFinding(
+                where=where, what=f"names {file.path} as {file.table} of {commit.part}"
+            )
 
 
-def _by_itself(run: RunDir, path: str) -> Iterator[Finding]:
+def _by_itself(run: RunDir, path: str) -> Iterator[StorageFinding]:
     """A file that no commit names says a digest of its rows itself, an empty part of its columns,
     which may be those of another prorl.
     """
@@ -109,39 +111,39 @@ def _by_itself(run: RunDir, path: str) -> Iterator[Finding]:
         digests = rows.schema.metadata or {}
         expected = digests.get(ROWS_DIGEST)
         if expected is not None and expected.decode() != rows_digest(rows):
-            yield Finding(where=path, what="does not hold the rows that its footer says")
+            yield StorageFinding(where=path, what="does not hold the rows that its footer says")
         elif path.endswith(f"/{EMPTY}") and rows.num_rows:
-            yield Finding(where=path, what=f"holds {rows.num_rows} rows")
+            yield StorageFinding(where=path, what=f"holds {rows.num_rows} rows")
         elif (
             path.endswith(f"/{EMPTY}")
             and digests.get(COLUMNS_DIGEST) != columns_digest(rows.schema).encode()
         ):
-            yield Finding(where=path, what="does not hold the columns that its footer says")
+            yield StorageFinding(where=path, what="does not hold the columns that its footer says")
     except (pa.ArrowException, OSError, ValueError, ArithmeticError) as error:
-        yield Finding(where=path, what=f"cannot be read: {_short(error, run)}")
+        yield StorageFinding(where=path, what=f"cannot be read: {_short(error, run)}")
 
 
-def _strays(run: RunDir, commits: Iterable[Commit]) -> Iterator[Finding]:
+def _strays(run: RunDir, commits: Iterable[Commit]) -> Iterator[StorageFinding]:
     named = {file.path for commit in commits for file in commit.files} | run.replaced_files()
     for folder in (*TABLES, COMMITS, PARTIAL):
         for name in sorted(run.names(folder)):
             stray = folder in TABLES and name != EMPTY and f"{folder}/{name}" not in named
             if stray or name.startswith(TEMP_MARK):
-                yield Finding(where=f"{folder}/{name}", what="is named by no commit")
+                yield StorageFinding(where=f"{folder}/{name}", what="is named by no commit")
 
 
-def _file(run: RunDir, file: PartFile) -> Iterator[Finding]:
+def _file(run: RunDir, file: PartFile) -> Iterator[StorageFinding]:
     try:
         content = run.read(file.path)
     except FileNotFoundError:
-        yield Finding(where=file.path, what="is missing")
+        yield StorageFinding(where=file.path, what="is missing")
         return
     except OSError as error:
-        yield Finding(where=file.path, what=f"cannot be read: {_short(error, run)}")
+        yield StorageFinding(where=file.path, what=f"cannot be read: {_short(error, run)}")
         return
     digest = hashlib.sha256(content).hexdigest()
     if digest != file.sha256 or len(content) != file.bytes:
-        yield Finding(
+        yield StorageFinding(
             where=file.path,
             what=(
                 f"holds {len(content)} bytes with sha256 {digest}, its commit says {file.bytes} and"
@@ -151,14 +153,14 @@ def _file(run: RunDir, file: PartFile) -> Iterator[Finding]:
     try:
         yield from _rows(run, file)
     except (StorageError, SchemaError) as error:
-        yield Finding(where=file.path, what=f"cannot be read: {_short(error, run)}")
+        yield StorageFinding(where=file.path, what=f"cannot be read: {_short(error, run)}")
 
 
 def _short(error: Exception, run: RunDir) -> str:
     return str(error).replace(run.root + "/", "")
 
 
-def _rows(run: RunDir, file: PartFile) -> Iterator[Finding]:
+def _rows(run: RunDir, file: PartFile) -> Iterator[StorageFinding]:
     num_rows = 0
     with PartReader(run, file) as part:
         for i in range(part.num_row_groups):
@@ -167,20 +169,22 @@ def _rows(run: RunDir, file: PartFile) -> Iterator[Finding]:
             if file.table == "sequences":
                 yield from _invalid(file, rows)
     if num_rows != file.rows:
-        yield Finding(where=file.path, what=f"holds {num_rows} rows, its commit says {file.rows}")
+        yield StorageFinding(
+            where=file.path, what=f"holds {num_rows} rows, its commit says {file.rows}"
+        )
 
 
-def _invalid(file: PartFile, rows: pa.Table) -> Iterator[Finding]:
+def _invalid(file: PartFile, rows: pa.Table) -> Iterator[StorageFinding]:
     for batch in rows.to_batches():
         for sequence_id, problem in zip(
             batch.column("sequence_id").to_pylist(), validate_sequences(batch), strict=True
         ):
             if problem:
-                yield Finding(where=file.path, what=f"sequence {sequence_id}: {problem}")
+                yield StorageFinding(where=file.path, what=f"sequence {sequence_id}: {problem}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class StorageFinding:
     where: str
     what: str
 
@@ -292,7 +296,7 @@ _MOST = 20
 """Rows that one rule reports."""
 
 
-def broken_rules(stored: StoredRun) -> Iterator[Finding]:
+def broken_rules(stored: StoredRun) -> Iterator[StorageFinding]:
     with LockedDuckDB(memory="2GB") as database:
         for table in ("rollouts", "turns", "groups", "tasks", "attempts", *APPENDED):
             database.register(table, stored.view(table))
@@ -303,11 +307,11 @@ def broken_rules(stored: StoredRun) -> Iterator[Finding]:
             )
             for row in database.query(twice).to_pylist():
                 what = f"{key.rpartition('_')[0]} {row[key]} is stored {row['n']} times"
-                yield Finding(where=table, what=what)
+                yield StorageFinding(where=table, what=what)
         for table, rules in _QUERIES.items():
             for text, sql in rules.items():
                 for row in database.query(f"{sql} limit {_MOST}").to_pylist():
-                    yield Finding(where=table, what=text.format(*row.values()))
+                    yield StorageFinding(where=table, what=text.format(*row.values()))
 
 
 def _sequence_counts(stored: StoredRun) -> pa.Table:

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from prorl.errors import ConfigError, UnavailableError
-from prorl.helper import Died, Helpers, Late, Program, Raised
+from prorl.helper import Died, HelperProgram, Helpers, Late, Raised
 from prorl.helper.child import Answer, serve
 
 MEMORY_BYTES = 512 << 20
@@ -29,7 +29,7 @@ MAX_ANSWER_BYTES = 32 << 20
 GRACE_S = 1.0
 """It stops its query itself; one that has not by then is killed."""
 
-PROGRAM = Program(__spec__.name, memory_bytes=MEMORY_BYTES, most=1, nice=5)
+PROGRAM = HelperProgram(__spec__.name, memory_bytes=MEMORY_BYTES, most=1, nice=5)
 
 
 class FilterLostError(UnavailableError):

@@ -11,7 +11,7 @@ import pytest
 
 from prorl.agents.native import NativeAgent
 from prorl.errors import SandboxError
-from prorl.journal import UNKNOWN, Answer, AttemptJournal, CallId, Ended, Said
+from prorl.journal import UNKNOWN, AttemptEnd, AttemptJournal, CallId, RecordedCall, ToolAnswer
 from prorl.journal.records import FrameKind, read
 from prorl.limits import Deadline
 from prorl.testing import Replies
@@ -60,15 +60,17 @@ class Log:
     """A sink: records as they come back from their bytes."""
 
     def __init__(self) -> None:
-        self.records: list[Said | Answer | Ended] = []
+        self.records: list[RecordedCall | ToolAnswer | AttemptEnd] = []
 
     def __call__(self, kind: FrameKind, body: bytes) -> None:
         record = read(kind, memoryview(body))
-        assert isinstance(record, Said | Answer | Ended)
+        assert isinstance(record, RecordedCall | ToolAnswer | AttemptEnd)
         self.records.append(record)
 
 
-def journal_of(records: list[Said | Answer | Ended], log: Log, epoch: int = 1) -> AttemptJournal:
+def journal_of(
+    records: list[RecordedCall | ToolAnswer | AttemptEnd], log: Log, epoch: int = 1
+) -> AttemptJournal:
     journal = AttemptJournal(log, epoch=epoch)
     for record in records:
         journal.remember(record)
@@ -107,8 +109,8 @@ def test_taken_over_after_each_record_the_trajectory_is_the_same() -> None:
     assert kinds == "SAASASASE"
     for count in range(len(log.records) + 1):
         past, later = log.records[:count], Log()
-        turns = sum(isinstance(record, Said) for record in past)
-        answers = sum(isinstance(record, Answer) for record in past)
+        turns = sum(isinstance(record, RecordedCall) for record in past)
+        answers = sum(isinstance(record, ToolAnswer) for record in past)
         rest, env = Replies(*REPLIES[turns:]), Repeatable()
         resumed = drive(journal_of(past, later), rest, env)
         check_same(resumed, whole)
@@ -206,7 +208,7 @@ def test_experts_are_taken_over_with_the_turns() -> None:
     np.testing.assert_array_equal(whole.routed_experts[:, 1], np.arange(len(whole.token_ids_L) - 1))
     for count in range(len(log.records) + 1):
         past = log.records[:count]
-        left = REPLIES[sum(isinstance(record, Said) for record in past) :]
+        left = REPLIES[sum(isinstance(record, RecordedCall) for record in past) :]
         (again,) = mixed(journal_of(past, Log()), Mixture(*left))
         assert again.routed_experts is not None
         np.testing.assert_array_equal(again.routed_experts, whole.routed_experts)

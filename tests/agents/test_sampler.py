@@ -14,7 +14,7 @@ from prorl.agents.native import NativeAgent
 from prorl.agents.sampler import Sampler, derive_seed
 from prorl.backends.vllm import VllmBackend
 from prorl.control import Assigned, Failover
-from prorl.journal import AttemptJournal, Said
+from prorl.journal import AttemptJournal, RecordedCall
 from prorl.limits import Deadline
 from prorl.protocols import Backend
 from prorl.renderer.apart import AnyRenderer
@@ -61,7 +61,7 @@ async def test_a_recorded_completion_answers_only_for_an_equal_prompt() -> None:
     """A harness that asks something else in its next life is not given what was said before."""
     log = Log()
     await _turns(context(Replies(*SAID), journal=AttemptJournal(log)), ["a", "b", "c"])
-    records = [record for record in log.records if isinstance(record, Said)]
+    records = [record for record in log.records if isinstance(record, RecordedCall)]
     assert all(len(record.prompt) == 16 for record in records)
 
     def past() -> AttemptJournal:

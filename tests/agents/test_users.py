@@ -210,8 +210,8 @@ def test_taken_over_after_each_record_the_trajectory_is_the_same(agents: Path) -
         assert kinds == "SAASASASE"
         for count in range(len(log.records) + 1):
             past, later, env = log.records[:count], Log(), Repeatable()
-            turns = sum(type(record).__name__ == "Said" for record in past)
-            answers = sum(type(record).__name__ == "Answer" for record in past)
+            turns = sum(type(record).__name__ == "RecordedCall" for record in past)
+            answers = sum(type(record).__name__ == "ToolAnswer" for record in past)
             rest = Replies(*REPLIES[turns:])
             check_same(await loop(journal_of(past, later), rest, env), whole)
             assert len(rest.prompts) == len(REPLIES) - turns, "a turn was sampled twice"

@@ -24,8 +24,8 @@ from prorl.backends.embedded import TOY
 from prorl.backends.embedded.backend import EmbeddedBackend
 from prorl.backends.server import TokenServer
 from prorl.backends.vllm import VllmBackend
-from prorl.backends.vllm_http import Connections, HttpLimits
-from prorl.backends.vllm_reply import MAX_EVENT_BYTES, Events
+from prorl.backends.vllm_http import HttpLimits, ServerConnections
+from prorl.backends.vllm_reply import MAX_EVENT_BYTES, EventParser
 from prorl.envs import get_env
 from prorl.errors import BackendError, ConfigError
 from prorl.protocols import Backend
@@ -188,7 +188,7 @@ async def test_a_reply_that_contradicts_itself_is_refused(lie: str) -> None:
 
 def test_a_line_without_end_costs_no_more_than_its_length() -> None:
     """Joined once, where it ends; and it has to end."""
-    events, piece = Events(), b"x" * 4096
+    events, piece = EventParser(), b"x" * 4096
     for _ in range(MAX_EVENT_BYTES // len(piece)):
         assert list(events.feed(piece)) == []
     assert len(events._rest) > 1, "kept in pieces"
@@ -482,7 +482,7 @@ async def test_a_closed_client_opens_no_new_connection() -> None:
         server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
         async with server:
             port = server.sockets[0].getsockname()[1]
-            connections = Connections(f"http://127.0.0.1:{port}", "", HttpLimits())
+            connections = ServerConnections(f"http://127.0.0.1:{port}", "", HttpLimits())
             await connections.close()
             with pytest.raises(BackendError, match="were closed"):
                 await connections.exchange("GET", "/health")

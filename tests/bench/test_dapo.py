@@ -14,7 +14,7 @@ from prorl.bench.dapo_model import (
     Setup,
     Workload,
     _memory,
-    _Service,
+    _VirtualService,
     batch_then_filter,
     prime_rl,
     refill_within_step,
@@ -65,7 +65,7 @@ def test_two_hundred_steps_leave_nothing_in_memory(train_s: float) -> None:
     """A trainer ten times faster, as fast and ten times slower than rollouts come."""
     objects, groups = list[int](), list[int]()
 
-    class Watched(_Service):
+    class Watched(_VirtualService):
         def _train(self) -> None:
             super()._train()
             self.load._drawn.clear()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prorl.bench.growth import Life, Meter, N
+from prorl.bench.growth import GrowingRun, Meter, N
 from prorl.bench.scale import NUM_TIMES, times_s, worked_share
 from prorl.config import RunConfig
 
@@ -29,7 +29,7 @@ def test_only_work_in_the_middle_of_a_run_counts() -> None:
 
 
 def test_a_gateway_driven_by_hand_ends_what_it_takes_whatever_is_in_hand(tmp_path: Path) -> None:
-    life = Life(tmp_path / "control.db", Meter())
+    life = GrowingRun(tmp_path / "control.db", Meter())
     life.core.create_run(RunConfig(run_id="a", delivery="stream", max_open_groups=256))
     life.accept(1024)
     life.work(512)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prorl.cli.progress import Progress, decided, figures, passed, waits_for
+from prorl.cli.progress import ProgressDisplay, decided, figures, passed, waits_for
 from prorl.types import Json, Stage
 
 
@@ -30,7 +30,7 @@ def test_off_a_terminal_a_line_comes_every_ten_seconds_and_at_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     times = iter((0.0, 0.0, 5.0, 10.0, 15.0, 16.0, 17.0))
-    shown = Progress(clock=lambda: next(times))
+    shown = ProgressDisplay(clock=lambda: next(times))
     for tokens in (0, 500, 3000, 3000):
         shown.update(_run(tokens, completed=3), 20, ("step 1",))
     for _ in range(2):  # a consumer has not read it all

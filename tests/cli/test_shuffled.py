@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from prorl import plugins
-from prorl.analysis.synthetic import Shape
+from prorl.analysis.synthetic import SyntheticShape
 from prorl.cli.demo.recipe import Recipe, trainer_config
 from prorl.cli.demo.shuffled import shuffled
 from prorl.client.advantages import mean_std
@@ -16,7 +16,7 @@ from tests.trainer.tiny import batch_of
 
 
 def test_a_group_keeps_its_advantages_and_their_bearers_change() -> None:
-    batch = batch_of(12, Shape(n=8, num_turns=2, num_tokens=40))
+    batch = batch_of(12, SyntheticShape(n=8, num_turns=2, num_tokens=40))
     right, dealt = mean_std(batch), shuffled(batch)
     for group in np.unique(batch.group_ids):
         here = batch.group_ids == group

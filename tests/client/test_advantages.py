@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from prorl.analysis.synthetic import Shape, delivered, group
+from prorl.analysis.synthetic import SyntheticShape, delivered, group
 from prorl.client import PackedBatch
 from prorl.client.advantages import (
     AdvantageFn,
@@ -25,7 +25,7 @@ from prorl.errors import UserError
 from prorl.types import SpanKind
 
 
-def batch_of(num_groups: int, shape: Shape, seed: int = 0) -> PackedBatch:
+def batch_of(num_groups: int, shape: SyntheticShape, seed: int = 0) -> PackedBatch:
     return PackedBatch(delivered([group(i, shape, seed) for i in range(num_groups)]), "demo")
 
 
@@ -61,7 +61,7 @@ def against_others(rewards: list[float]) -> Callable[[float], float]:
 @pytest.mark.parametrize("how", [mean_std, mean_centred, leave_one_out])
 def test_what_cannot_train_is_nobodys_sibling(how: AdvantageFn) -> None:
     """A rollout that nobody's weights sampled, as far as is known."""
-    rows = delivered([group(0, Shape(n=4), 0)])
+    rows = delivered([group(0, SyntheticShape(n=4), 0)])
     silent = rows.column("rollout_id")[0].as_py()
     at = rows.schema.get_field_index("span_kind")
     kinds = [
@@ -82,7 +82,7 @@ def test_what_cannot_train_is_nobodys_sibling(how: AdvantageFn) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_equal_to_the_formulas_over_distinct_rollouts(seed: int) -> None:
-    batch = batch_of(6, Shape(n=5, rewritten_share=0.5), seed)
+    batch = batch_of(6, SyntheticShape(n=5, rewritten_share=0.5), seed)
     assert batch.num_sequences > 30, "some rollouts must have two sequences"
     np.testing.assert_allclose(mean_centred(batch), reference(batch, centred), atol=1e-7)
     np.testing.assert_allclose(mean_std(batch), reference(batch, normalised), atol=1e-6)
@@ -90,7 +90,7 @@ def test_equal_to_the_formulas_over_distinct_rollouts(seed: int) -> None:
 
 
 def test_long_rollouts_lose_reward_softly() -> None:
-    batch = batch_of(2, Shape(n=5, rewritten_share=0.5))
+    batch = batch_of(2, SyntheticShape(n=5, rewritten_share=0.5))
     sampled: dict[int, int] = defaultdict(int)
     counts = np.diff(batch.logprob_offsets).tolist()
     for rollout, count in zip(batch.rollout_ids.tolist(), counts, strict=True):
@@ -110,26 +110,26 @@ def test_long_rollouts_lose_reward_softly() -> None:
 
 
 def test_a_rewritten_rollout_counts_once() -> None:
-    shape = Shape(n=4, rewritten_share=0.5)
+    shape = SyntheticShape(n=4, rewritten_share=0.5)
     batch = next(b for b in (batch_of(1, shape, seed) for seed in range(20)) if b.num_sequences > 4)
     per_rollout = dict(zip(batch.rollout_ids.tolist(), mean_centred(batch).tolist(), strict=True))
     assert sum(per_rollout.values()) == pytest.approx(0, abs=1e-6)
 
 
 def test_a_lone_or_equal_group_teaches_nothing() -> None:
-    assert mean_std(batch_of(2, Shape(n=1))).tolist() == [0.0, 0.0]
-    assert mean_centred(batch_of(2, Shape(n=1))).tolist() == [0.0, 0.0]
+    assert mean_std(batch_of(2, SyntheticShape(n=1))).tolist() == [0.0, 0.0]
+    assert mean_centred(batch_of(2, SyntheticShape(n=1))).tolist() == [0.0, 0.0]
 
 
 def test_the_same_group_gets_the_same_bits_in_any_batch() -> None:
-    batch = batch_of(5, Shape(n=7, rewritten_share=0.3))
+    batch = batch_of(5, SyntheticShape(n=7, rewritten_share=0.3))
     whole = mean_std(batch)
     parts = [mean_std(batch.groups(i, i + 1)) for i in range(5)]
     assert whole.tobytes() == np.concatenate(parts).tobytes()
 
 
 def test_names_functions_and_none() -> None:
-    batch = batch_of(2, Shape())
+    batch = batch_of(2, SyntheticShape())
     assert add_advantages(batch, None).advantages is None
     ones = add_advantages(batch, lambda b: np.ones(b.num_sequences, np.float32)).advantages
     assert ones is not None

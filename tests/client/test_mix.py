@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl.analysis.synthetic import Shape, delivered, group
+from prorl.analysis.synthetic import SyntheticShape, delivered, group
 from prorl.analysis.synthetic_runs import write_run
 from prorl.client import PackedBatch, connect
 from prorl.client.mix import mix
@@ -15,7 +15,7 @@ from prorl.errors import UserError
 from prorl.schema.rows import row_hashes
 from tests.client.served import served
 
-SMALL = Shape(n=2, num_tokens=12)
+SMALL = SyntheticShape(n=2, num_tokens=12)
 
 
 def groups(run: str, first: int = 0) -> Iterator[PackedBatch]:

@@ -16,16 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl.analysis.synthetic import Shape, delivered, group
+from prorl.analysis.synthetic import SyntheticShape, delivered, group
 from prorl.client import PackedBatch
 from prorl.client.packed import regroup
 from prorl.errors import SchemaError
 from prorl.schema import SEQUENCES
 
-SHAPE = Shape(n=3, num_tokens=40, rewritten_share=0.4)
+SHAPE = SyntheticShape(n=3, num_tokens=40, rewritten_share=0.4)
 
 
-def make(num_groups: int, shape: Shape = SHAPE, first_seq: int = 0) -> PackedBatch:
+def make(num_groups: int, shape: SyntheticShape = SHAPE, first_seq: int = 0) -> PackedBatch:
     return PackedBatch(
         delivered([group(first_seq + i, shape) for i in range(num_groups)], first_seq), "demo"
     )
@@ -157,7 +157,7 @@ def test_the_padded_view_of_the_docs() -> None:
     (code,) = (block for block in blocks if "def padded" in block)
     names: dict[str, Any] = {}
     exec(code, names)
-    batch = PackedBatch(delivered([group(i, Shape()) for i in range(2)]), "demo")
+    batch = PackedBatch(delivered([group(i, SyntheticShape()) for i in range(2)]), "demo")
     ids, mask = (names["padded"](batch, name) for name in ("token_ids", "loss_mask"))
     assert ids.shape == (batch.num_sequences, batch.max_seqlen)
     lengths = np.diff(batch.cu_seqlens)

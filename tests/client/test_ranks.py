@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl.analysis.synthetic import Shape, group
+from prorl.analysis.synthetic import SyntheticShape, group
 from prorl.analysis.synthetic_runs import write_run
 from prorl.client import Client, PackedBatch, connect
-from prorl.client.ranks import Share, deal
+from prorl.client.ranks import RankShare, deal
 from prorl.errors import UserError
 from tests.client.served import served
 
-SHAPE = Shape(n=8, num_tokens=400, rewritten_share=0.2)
+SHAPE = SyntheticShape(n=8, num_tokens=400, rewritten_share=0.2)
 STEP, MAX_TOKENS = 16, 8000
 
 LENGTHS = st.lists(st.integers(1, 3000), min_size=1, max_size=200)
@@ -61,7 +61,7 @@ def client(location: str) -> Iterator[Client]:
         yield client
 
 
-def read(client: Client, rank: int, world: int, cursor: str = "demo@0") -> list[Share]:
+def read(client: Client, rank: int, world: int, cursor: str = "demo@0") -> list[RankShare]:
     return list(
         client.stream_shares(
             "demo", rank, world, groups_per_step=STEP, max_tokens=MAX_TOKENS, cursor=cursor
@@ -69,7 +69,7 @@ def read(client: Client, rank: int, world: int, cursor: str = "demo@0") -> list[
     )
 
 
-def ids(one: Share) -> list[int]:
+def ids(one: RankShare) -> list[int]:
     return [int(i) for p in one.passes if p is not None for i in _ids(p)]
 
 

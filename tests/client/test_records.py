@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prorl.analysis.synthetic import Shape, delivered, group
+from prorl.analysis.synthetic import SyntheticShape, delivered, group
 from prorl.analysis.synthetic_runs import write_run
 from prorl.client import PackedBatch
 from prorl.client.advantages import mean_std
@@ -18,7 +18,7 @@ from prorl.errors import UserError
 from prorl.storage.read.catalog import query
 from tests.client.served import served
 
-SHAPE = Shape(n=4, num_tokens=24, num_turns=2, vocab_size=64, rewritten_share=0.5)
+SHAPE = SyntheticShape(n=4, num_tokens=24, num_turns=2, vocab_size=64, rewritten_share=0.5)
 GROUPS = 6
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from prorl.analysis.synthetic import Shape, delivered, group
+from prorl.analysis.synthetic import SyntheticShape, delivered, group
 from prorl.analysis.synthetic_runs import write_run
 from prorl.client import Client, PackedBatch, connect
 from prorl.client.fetch import FlightSource
@@ -22,7 +22,7 @@ from prorl.schema.rows import row_hashes
 from tests.client.served import served
 
 NUM_GROUPS = 23
-SHAPE = Shape(n=3, num_tokens=60, rewritten_share=0.3)
+SHAPE = SyntheticShape(n=3, num_tokens=60, rewritten_share=0.3)
 
 
 def groups() -> list[pa.RecordBatch]:

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from prorl.dropin.__main__ import app_of
-from prorl.dropin.rollouts import Answer
+from prorl.dropin.rollouts import FinishedRollout
 from prorl.types import Json
 
 ROW: dict[str, Json] = {
@@ -44,9 +44,9 @@ class Waiting:
     def __init__(self) -> None:
         self.began = asyncio.Event()
         self.cancelled = asyncio.Event()
-        self.answer: asyncio.Future[Answer] = asyncio.Future()
+        self.answer: asyncio.Future[FinishedRollout] = asyncio.Future()
 
-    async def complete(self, *_: object, **__: object) -> Answer:
+    async def complete(self, *_: object, **__: object) -> FinishedRollout:
         self.began.set()
         try:
             return await asyncio.shield(self.answer)
@@ -73,7 +73,7 @@ async def opened(name: str, rollouts: Any) -> AsyncIterator[tuple[aiohttp.Client
 @pytest.mark.parametrize("name", REQUESTS)
 async def test_what_failed_by_us_is_nobodys_reward(name: str) -> None:
     rollouts, (path, body) = Waiting(), REQUESTS[name]
-    rollouts.answer.set_result(Answer(ROW, (), [], []))
+    rollouts.answer.set_result(FinishedRollout(ROW, (), [], []))
     async with opened(name, rollouts) as (http, url), http.post(url + path, json=body) as reply:
         if name == "nemo-gym":
             assert (reply.status, "the grader crashed" in await reply.text()) == (503, True)

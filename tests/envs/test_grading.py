@@ -15,7 +15,7 @@ from prorl.envs import grading
 from prorl.envs.math import MathEnv
 from prorl.envs.stem import StemEnv
 from prorl.errors import GraderError
-from prorl.helper import Program, close, pool
+from prorl.helper import HelperProgram, close, pool
 from prorl.limits import Deadline
 from prorl.testing import make_task
 from prorl.types import Score
@@ -103,7 +103,7 @@ async def test_no_answer_chooses_an_infra_failure_or_holds_the_loop(answer: str)
     [("raise", "ValueError"), ("recurse", "RecursionError"), ("spin", "processor time")],
 )
 async def test_whatever_an_answer_causes_in_a_grader_is_its_own(answer: str, words: str) -> None:
-    program = Program("tests.envs.bad_grader", cpu_s=0.5)
+    program = HelperProgram("tests.envs.bad_grader", cpu_s=0.5)
     found, why = await grading.ask(program, (answer,), ("fine",), Deadline(60))
     assert found is None
     assert words in why
@@ -114,7 +114,7 @@ async def test_whatever_an_answer_causes_in_a_grader_is_its_own(answer: str, wor
 
 
 async def test_a_helper_that_is_killed_from_outside_says_nothing_of_the_answer() -> None:
-    program = Program("tests.envs.bad_grader", cpu_s=30.0)
+    program = HelperProgram("tests.envs.bad_grader", cpu_s=30.0)
 
     async def kill() -> None:
         for _ in range(2):

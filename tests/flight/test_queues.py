@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorl.flight.pacing import Paced, backoff_s
-from prorl.flight.queues import JOIN_BYTES, Inbox, Sender, Sized, join, wire_bytes
+from prorl.flight.queues import JOIN_BYTES, Inbox, Sender, SizedBatch, join, wire_bytes
 from prorl.schema import MAX_BATCH_BYTES
 from tests.flight.rows import leased
 
@@ -27,7 +27,7 @@ def batch(*values: int) -> pa.RecordBatch:
     )
 )
 def test_joining_keeps_order_and_stays_below_the_limit(sizes: list[int]) -> None:
-    joined = join([Sized(batch(n), size) for n, size in enumerate(sizes)])
+    joined = join([SizedBatch(batch(n), size) for n, size in enumerate(sizes)])
     found = [part.column("n").to_pylist() for part in joined]
     assert [n for part in found for n in part] == list(range(len(sizes)))
     for part in found:

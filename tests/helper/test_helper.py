@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl.helper import Died, Late, Program, Raised, close, pool
+from prorl.helper import Died, HelperProgram, Late, Raised, close, pool
 from prorl.helper.process import Helper
 from prorl.linux.procfs import start_ticks
 from tests.waiting import until, wait_until
@@ -114,31 +114,33 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-async def role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Program]:
+async def role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HelperProgram]:
     (tmp_path / "role_of_tests.py").write_text(ROLE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    yield Program("role_of_tests", wall_s=30.0, memory_bytes=256 << 20)
+    yield HelperProgram("role_of_tests", wall_s=30.0, memory_bytes=256 << 20)
     close()
 
 
-async def _ask(program: Program, *question: object, wall_s: float = 0.0) -> object:
+async def _ask(program: HelperProgram, *question: object, wall_s: float = 0.0) -> object:
     found: object = await (await pool(program)).ask(question, wall_s=wall_s)
     return found
 
 
-async def test_plain_data_comes_back(role: Program) -> None:
+async def test_plain_data_comes_back(role: HelperProgram) -> None:
     for value in ("a", 7, [1, {"b": b"\0"}], None, "Grüße"):
         assert await _ask(role, "echo", value) == value
 
 
-async def test_it_is_kept_warm_and_asked_one_question_at_a_time(role: Program) -> None:
+async def test_it_is_kept_warm_and_asked_one_question_at_a_time(role: HelperProgram) -> None:
     pids = [await _ask(role, "pid") for _ in range(3)]
     assert len(set(pids)) == 1
     many = await asyncio.gather(*(_ask(role, "pid") for _ in range(12)))
     assert 1 <= len(set(many)) <= role.most
 
 
-async def test_what_it_raises_is_its_own_words_and_line(role: Program, tmp_path: Path) -> None:
+async def test_what_it_raises_is_its_own_words_and_line(
+    role: HelperProgram, tmp_path: Path
+) -> None:
     with pytest.raises(Raised) as caught:
         await _ask(role, "raise")
     assert caught.value.words == "ValueError: no such city"
@@ -151,7 +153,7 @@ async def test_what_it_raises_is_its_own_words_and_line(role: Program, tmp_path:
     assert await _ask(role, "echo", 1) == 1
 
 
-async def test_over_its_time_by_the_clock_it_is_killed_where_it_was(role: Program) -> None:
+async def test_over_its_time_by_the_clock_it_is_killed_where_it_was(role: HelperProgram) -> None:
     pid = await _ask(role, "pid")
     began = time.monotonic()
     with pytest.raises(Late, match=r"longer than 0.5 s .*role_of_tests.py:\d+ in answer"):
@@ -161,7 +163,7 @@ async def test_over_its_time_by_the_clock_it_is_killed_where_it_was(role: Progra
     assert await _ask(role, "echo", 1) == 1
 
 
-async def test_processor_time_is_its_own_limit(role: Program) -> None:
+async def test_processor_time_is_its_own_limit(role: HelperProgram) -> None:
     role = replace(role, cpu_s=0.5)
     await _ask(role, "sleep", 1.0)
     with pytest.raises(Late, match="processor time"):
@@ -169,14 +171,14 @@ async def test_processor_time_is_its_own_limit(role: Program) -> None:
 
 
 async def test_time_without_a_processor_is_not_its_own(
-    role: Program, monkeypatch: pytest.MonkeyPatch
+    role: HelperProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here all of its time is such time."""
     monkeypatch.setattr(Helper, "_starved_s", lambda self: time.monotonic())
     assert await _ask(role, "sleep", 2.5, wall_s=1.0) is None
 
 
-async def test_a_process_that_ends_is_asked_again_once(role: Program, tmp_path: Path) -> None:
+async def test_a_process_that_ends_is_asked_again_once(role: HelperProgram, tmp_path: Path) -> None:
     assert await _ask(role, "die once", str(tmp_path / "once")) == "alive"
     helpers = await pool(role)
     before = helpers.starts
@@ -189,7 +191,7 @@ async def test_a_process_that_ends_is_asked_again_once(role: Program, tmp_path: 
 
 
 async def test_memory_that_an_earlier_question_took_is_not_the_next_ones_fault(
-    role: Program,
+    role: HelperProgram,
 ) -> None:
     for _ in range(5):
         assert await _ask(role, "eat", 100 << 20) == "eaten"
@@ -197,25 +199,29 @@ async def test_memory_that_an_earlier_question_took_is_not_the_next_ones_fault(
         await _ask(role, "eat", 1 << 30)
 
 
-async def test_what_an_earlier_question_changed_is_not_the_next_ones_fault(role: Program) -> None:
+async def test_what_an_earlier_question_changed_is_not_the_next_ones_fault(
+    role: HelperProgram,
+) -> None:
     assert await _ask(role, "patch") == "patched"
     assert isinstance(await _ask(role, "pid"), int)
 
 
-async def test_a_frame_of_someone_else_is_no_answer_of_the_next_question(role: Program) -> None:
+async def test_a_frame_of_someone_else_is_no_answer_of_the_next_question(
+    role: HelperProgram,
+) -> None:
     for _ in range(2):
         with pytest.raises(Raised, match="an answer that cannot be read"):
             await _ask(role, "forge")
         assert await _ask(role, "echo", 1) == 1
 
 
-async def test_what_it_forks_answers_nobody(role: Program) -> None:
+async def test_what_it_forks_answers_nobody(role: HelperProgram) -> None:
     for _ in range(3):
         assert await _ask(role, "fork") == "from the helper"
     assert await _ask(role, "echo", 1) == 1
 
 
-async def test_what_it_started_is_killed_with_it(role: Program, tmp_path: Path) -> None:
+async def test_what_it_started_is_killed_with_it(role: HelperProgram, tmp_path: Path) -> None:
     pids = await _ask(role, "children")
     assert isinstance(pids, list)
     with pytest.raises(Late):
@@ -223,13 +229,13 @@ async def test_what_it_started_is_killed_with_it(role: Program, tmp_path: Path) 
     await until(lambda: all(map(_is_gone, [*pids, int((tmp_path / "pid").read_text())])))
 
 
-async def test_an_answer_without_end_is_refused(role: Program) -> None:
+async def test_an_answer_without_end_is_refused(role: HelperProgram) -> None:
     with pytest.raises(Raised, match="an answer of"):
         await _ask(role, "much")
     assert await _ask(role, "echo", 1) == 1
 
 
-async def test_who_gives_up_waiting_has_it_stopped(role: Program) -> None:
+async def test_who_gives_up_waiting_has_it_stopped(role: HelperProgram) -> None:
     pid = await _ask(role, "pid")
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
@@ -239,7 +245,7 @@ async def test_who_gives_up_waiting_has_it_stopped(role: Program) -> None:
 
 
 async def test_a_start_that_raises_is_refused_with_its_words_and_not_tried_by_each(
-    role: Program, monkeypatch: pytest.MonkeyPatch
+    role: HelperProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.modules["prorl.helper.pool"], "REFUSED_S", 600.0)
     role = replace(role, arguments=("refuse",))
@@ -249,7 +255,7 @@ async def test_a_start_that_raises_is_refused_with_its_words_and_not_tried_by_ea
     assert (await pool(role)).starts == 1
 
 
-async def test_a_start_that_dies_once_is_tried_again(role: Program, tmp_path: Path) -> None:
+async def test_a_start_that_dies_once_is_tried_again(role: HelperProgram, tmp_path: Path) -> None:
     role = replace(role, arguments=("die", str(tmp_path / "died")))
     assert await _ask(role, "echo", 1) == 1
 
@@ -257,7 +263,7 @@ async def test_a_start_that_dies_once_is_tried_again(role: Program, tmp_path: Pa
 def test_they_end_with_their_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "role_of_tests.py").write_text(ROLE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    pid = asyncio.run(_ask(Program("role_of_tests"), "pid"))
+    pid = asyncio.run(_ask(HelperProgram("role_of_tests"), "pid"))
     wait_until(lambda: _is_gone(pid), "it ends with its loop", 10.0)
 
 
@@ -266,7 +272,7 @@ def _is_gone(pid: object) -> bool:
     return start_ticks(pid) is None and pid != os.getpid()
 
 
-async def test_who_has_little_time_does_not_wait_in_line_for_longer(role: Program) -> None:
+async def test_who_has_little_time_does_not_wait_in_line_for_longer(role: HelperProgram) -> None:
     helpers = await pool(replace(role, most=1))
     long = asyncio.create_task(helpers.ask(("sleep", 20)))
     await asyncio.sleep(0.1)
@@ -283,7 +289,7 @@ async def test_who_has_little_time_does_not_wait_in_line_for_longer(role: Progra
 )
 @pytest.mark.timeout(1800)
 async def test_no_question_gets_the_answer_of_another_whatever_is_cancelled_when(
-    role: Program, num_questions: int, share: float
+    role: HelperProgram, num_questions: int, share: float
 ) -> None:
     """Some that ask give up, most of those once more while the helper is being stopped."""
     helpers, draw = await pool(role), random.Random(7)
@@ -312,13 +318,13 @@ async def test_no_question_gets_the_answer_of_another_whatever_is_cancelled_when
     assert num_cancelled > num_questions / 50
 
 
-async def test_an_answer_that_nobody_asked_for_is_not_the_next_ones(role: Program) -> None:
+async def test_an_answer_that_nobody_asked_for_is_not_the_next_ones(role: HelperProgram) -> None:
     assert await _ask(role, "echo", 0) == 0
     assert await _ask(role, "answer twice", 2) == "forged"  # it may lie about its own
     assert await _ask(role, "echo", 1) == 1
 
 
-async def test_helpers_are_started_where_that_pays(role: Program, tmp_path: Path) -> None:
+async def test_helpers_are_started_where_that_pays(role: HelperProgram, tmp_path: Path) -> None:
     """Short questions share a process; those that wait for each other get one each."""
     role = replace(role, most=8)
     many = await asyncio.gather(*(_ask(role, "pid") for _ in range(48)))

@@ -24,7 +24,7 @@ from prorl.backends.embedded import TOY
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, service, signals
-from prorl.journal import Answer, Ended, Said
+from prorl.journal import AttemptEnd, RecordedCall, ToolAnswer
 from prorl.linux.procfs import descendants
 from prorl.storage.read.catalog import StoredRun
 from prorl.supervisor.service import Supervisor
@@ -121,7 +121,7 @@ class _Watch:
             found = look(path)
             if found is not None:
                 self.struck.add(found.key)
-            if found is None or any(isinstance(record, Ended) for record in found.records):
+            if found is None or any(isinstance(record, AttemptEnd) for record in found.records):
                 continue  # all that is left of it is in the journal
             at = path.stat().st_mtime
             # Who goes on writes that first: before it nothing was done since the kill before.
@@ -130,7 +130,7 @@ class _Watch:
             counts = Counter(
                 (type(record).__name__, record.turn, getattr(record, "index", 0))
                 for record in found.records
-                if isinstance(record, Said | Answer)
+                if isinstance(record, RecordedCall | ToolAnswer)
             )
             self.twice += [f"{path.name} {what}" for what, times in counts.items() if times > 1]
         self._killed_at = now

@@ -16,7 +16,7 @@ import pytest
 import prorl
 from prorl.backends.embedded import TOY
 from prorl.errors import ProrlError
-from prorl.journal import Answer
+from prorl.journal import ToolAnswer
 from prorl.linux.procfs import descendants
 from prorl.storage.read.catalog import StoredRun
 from prorl.types import Task
@@ -59,7 +59,7 @@ def _stopped(process: subprocess.Popen[str]) -> None:
 
 def _answers(path: Path) -> int:
     found = look(path)
-    return sum(isinstance(record, Answer) for record in found.records) if found else 0
+    return sum(isinstance(record, ToolAnswer) for record in found.records) if found else 0
 
 
 def _begun(root: Path) -> bool:

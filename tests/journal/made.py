@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prorl.journal import Answer, Ended, Recovered, Said, frames
+from prorl.journal import AttemptEnd, RecordedCall, Recovered, ToolAnswer, frames
 from prorl.journal.records import Past, parse_journal
 from prorl.schema.rows import Row
 from prorl.types import (
@@ -37,9 +37,9 @@ def row(number: int = 1, on_lost_tool_call: str = "report", tools: bool = True) 
     return only(ready)
 
 
-def said(turn: int, finish: FinishReason = FinishReason.STOP) -> Said:
+def said(turn: int, finish: FinishReason = FinishReason.STOP) -> RecordedCall:
     """A turn of three ids by two versions of the weights."""
-    return Said(
+    return RecordedCall(
         turn=turn,
         segment=0,
         context_ids=np.arange(turn, turn + 5, dtype=np.int32),
@@ -59,14 +59,14 @@ def said(turn: int, finish: FinishReason = FinishReason.STOP) -> Said:
     )
 
 
-def answer(turn: int, index: int = 0) -> Answer:
+def answer(turn: int, index: int = 0) -> ToolAnswer:
     """What a call said; half a surrogate pair included."""
-    return Answer(
+    return ToolAnswer(
         turn=turn, index=index, text=f"out {turn}.{index} \ud800", tool_s=0.1, spent_s=2.0
     )
 
 
-ENDED = Ended(
+ENDED = AttemptEnd(
     stop=StopReason.DONE, code=FailureCode.NONE, message="", artifact=b"\x00answer", spent_s=3.0
 )
 

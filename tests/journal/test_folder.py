@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl.journal import Answer, AttemptJournal, Ended, Journals, Recovered, Said
+from prorl.journal import AttemptEnd, AttemptJournal, Journals, RecordedCall, Recovered, ToolAnswer
 from prorl.journal.records import Past
 from prorl.schema.columns import read_key
 from prorl.schema.rows import row_hashes
@@ -29,11 +29,11 @@ def _write(folder: Path) -> Journals:
 def _tell(journal: AttemptJournal) -> None:
     for record in RECORDS:
         match record:
-            case Said():
+            case RecordedCall():
                 journal.say(record)
-            case Answer():
+            case ToolAnswer():
                 journal.tell(record)
-            case Ended():
+            case AttemptEnd():
                 journal.end(record)
 
 

@@ -14,7 +14,7 @@ import pytest
 from prorl.backends import open_backend
 from prorl.backends.server import TokenServer
 from prorl.cli.app import dispatch
-from prorl.control import Assigned, BackendStatus, Failover, Kind, Served, Started, Stats
+from prorl.control import Assigned, BackendStatus, CallTotals, Failover, Kind, Started, Stats
 from prorl.envs import get_env
 from prorl.errors import FencedError
 from prorl.net.bearer import keys_of, signing_key
@@ -247,7 +247,9 @@ async def test_the_command_changes_the_pool_and_shows_prefix_reuse(
 ) -> None:
     monkeypatch.setenv("PRORL_TOKEN", TOKEN)
     async with served() as url, world(tmp_path) as w, w.worker("run") as run:
-        run.stats = Stats(backends={url: Served(prompt=400, cached=150, reusable=200, reused=150)})
+        run.stats = Stats(
+            backends={url: CallTotals(prompt=400, cached=150, reusable=200, reused=150)}
+        )
         await until(lambda: w.core.state.workers["run-0"].status.stats.get("run") == run.stats)
         where = ("--url", w.served.http)
 
@@ -260,7 +262,7 @@ async def test_the_command_changes_the_pool_and_shows_prefix_reuse(
         assert code == 0
         assert all(part in shown for part in (url, "75%", "scripted:oracle"))
         await w.run()
-        reuse = Served(prompt=400, cached=150, reusable=200, reused=150)
+        reuse = CallTotals(prompt=400, cached=150, reusable=200, reused=150)
         run.stats = Stats(backends=run.stats.backends, runs={"r": reuse})
         await until(lambda: w.core.state.workers["run-0"].status.stats.get("run") == run.stats)
         (shown_run,) = (await w.http("GET", "/v1/status"))[1]["runs"]

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from prorl.control import Served
+from prorl.control import CallTotals
 from prorl.errors import BackendError
 from prorl.service.core.backend_watch import FADE_S, BackendWatch, Paces
 from prorl.service.core.state import State
 from prorl.service.pool.balancer import BackendState, Balancer
-from prorl.service.pool.health import DEAD_MISSES, SLOW_MISSES, Health, HealthVerdict
+from prorl.service.pool.health import DEAD_MISSES, SLOW_MISSES, HealthVerdict, ServerHealth
 from prorl.service.probes import PROBE_S, PROBE_TIMEOUT_S, Probes
 from prorl.types import FailureCode, Trouble
 
@@ -158,12 +158,12 @@ async def test_reports_of_run_open_the_breaker() -> None:
     ],
 )
 def test_probes_are_judged(troubles: list[Trouble | None], verdict: HealthVerdict) -> None:
-    health = Health()
+    health = ServerHealth()
     assert [health.probe(trouble) for trouble in troubles][-1] is verdict
 
 
 def test_a_server_that_flaps_is_tried_later_each_time_until_it_is_steady() -> None:
-    health, waits, now = Health(), list[float](), 1000.0
+    health, waits, now = ServerHealth(), list[float](), 1000.0
     for _ in range(4):
         health.out(now, "it")
         waits.append(health.back_at - now)
@@ -188,8 +188,8 @@ async def test_a_drain_is_not_ended_by_good_health() -> None:
 def test_a_server_of_a_third_of_the_speed_gets_fewer_and_is_tried_again() -> None:
     now = [0.0]
     paces, balancer = Paces(lambda: now[0]), Balancer(["fast", "slow"])
-    paces.add("fast", Served(sampled=1000, llm_s=10.0))
-    paces.add("slow", Served(sampled=1000, llm_s=30.0))
+    paces.add("fast", CallTotals(sampled=1000, llm_s=10.0))
+    paces.add("slow", CallTotals(sampled=1000, llm_s=30.0))
     balancer.weigh(paces.weights())
     for rollout in range(100):
         balancer.acquire(rollout)
@@ -203,9 +203,9 @@ def test_a_server_of_a_third_of_the_speed_gets_fewer_and_is_tried_again() -> Non
 
 def test_small_differences_and_few_tokens_weigh_nothing() -> None:
     paces = Paces(lambda: 0.0)
-    paces.add("a", Served(sampled=1000, llm_s=10.0))
-    paces.add("b", Served(sampled=1000, llm_s=12.0))
-    paces.add("c", Served(sampled=10, llm_s=10.0))
+    paces.add("a", CallTotals(sampled=1000, llm_s=10.0))
+    paces.add("b", CallTotals(sampled=1000, llm_s=12.0))
+    paces.add("c", CallTotals(sampled=10, llm_s=10.0))
     assert dict(paces.weights()) == {"a": 1.0, "b": 1.0}
     paces.forget("a")
     assert dict(paces.weights()) == {"b": 1.0}

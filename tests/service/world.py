@@ -44,7 +44,7 @@ from prorl.schema import CONTROL
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.core.candidates import GroupBody
 from prorl.service.log.log import ControlLog
-from prorl.service.serve import Served, serving
+from prorl.service.serve import RunningGateway, serving
 from prorl.types import AttemptKey, Json, Task
 from tests.flight.conftest import Sockets
 
@@ -208,7 +208,7 @@ class World:
         self,
         config: ServiceConfig,
         network: Network,
-        served: Served,
+        served: RunningGateway,
         session: aiohttp.ClientSession,
     ) -> None:
         self.config, self.network, self.served, self._session = config, network, served, session

@@ -40,7 +40,7 @@ from prorl.deploy.running import client_of, service, signals
 from prorl.errors import UnavailableError
 from prorl.linux.procfs import descendants
 from prorl.storage.read.catalog import StoredRun
-from prorl.supervisor.child import Child, ChildSpec, exit_text
+from prorl.supervisor.child import ChildProcess, ChildSpec, exit_text
 from prorl.supervisor.service import Supervisor
 from prorl.testing import RENDERER
 from prorl.types import Json, Message, Task
@@ -194,7 +194,7 @@ class Soak:
         self._submitted = evidence.folder / "submitted.jsonl"
         args = (str(self.root), str(evidence.folder))
         spec = ChildSpec(name="consumer", module="tests.soak.consumer", args=args, stop_rank=0)
-        self.consumer = Child(spec, evidence.folder)
+        self.consumer = ChildProcess(spec, evidence.folder)
 
     async def view(self) -> dict[str, Json]:
         """The run, if the gateway is there."""

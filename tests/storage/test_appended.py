@@ -13,7 +13,7 @@ import prorl
 from prorl.analysis.annotations import annotation_rows
 from prorl.errors import SchemaError, UserError
 from prorl.schema import ANNOTATIONS
-from prorl.storage.files.appended import MANY, AppendedTable, Piece, cover
+from prorl.storage.files.appended import MANY, AppendedTable, PieceName, cover
 from prorl.storage.files.durable import write_durably
 from prorl.storage.files.layout import RunDir
 from prorl.storage.files.parts import encode_by_itself
@@ -71,8 +71,8 @@ def test_rows_of_an_older_and_of_a_younger_prorl_are_read_merged_and_kept(run: R
         assert list(table.problems()) == []
         assert verify(run.root) == []
         collect(run, grace_s=0)
-    assert table.pieces() == [Piece(1, MANY)]
-    merged = pq.read_table(table.path(Piece(1, MANY)), partitioning=None)
+    assert table.pieces() == [PieceName(1, MANY)]
+    merged = pq.read_table(table.path(PieceName(1, MANY)), partitioning=None)
     values = [f"t{i}" if i % 2 else None for i in range(MANY)]
     assert merged.column("of_tomorrow").to_pylist() == values
 
@@ -83,7 +83,7 @@ def test_many_who_append_at_once_lose_nothing(run: RunDir) -> None:
             pool.map(lambda i: AppendedTable(run, "annotations").append(note(i), str(i)), range(40))
         )
     assert sorted(labels(run)) == sorted(f"l{i}" for i in range(40))
-    assert AppendedTable(run, "annotations").pieces() == [Piece(i, i) for i in range(1, 41)]
+    assert AppendedTable(run, "annotations").pieces() == [PieceName(i, i) for i in range(1, 41)]
 
 
 def test_merged_files_hold_the_same_rows_in_order(run: RunDir) -> None:
@@ -110,16 +110,16 @@ def test_large_files_are_not_merged(run: RunDir, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_reader_sees_either_the_small_files_or_the_range() -> None:
-    singles = [Piece(i, i) for i in range(1, 5)]
-    assert cover([*singles, Piece(1, 3)]) == [Piece(1, 3), Piece(4, 4)]
-    assert cover([Piece(1, 3), Piece(1, 4), *singles[2:]]) == [Piece(1, 4)]
+    singles = [PieceName(i, i) for i in range(1, 5)]
+    assert cover([*singles, PieceName(1, 3)]) == [PieceName(1, 3), PieceName(4, 4)]
+    assert cover([PieceName(1, 3), PieceName(1, 4), *singles[2:]]) == [PieceName(1, 4)]
 
 
 def test_damage_is_found(run: RunDir) -> None:
     table = AppendedTable(run, "annotations")
     for i in range(3):
         table.append(note(i), str(i))
-    path, rows = Path(table.path(Piece(2, 2))), table.read()
+    path, rows = Path(table.path(PieceName(2, 2))), table.read()
     content, found = path.read_bytes(), 0
     for at in range(0, len(content), 13):
         path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])

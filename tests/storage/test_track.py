@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from prorl.analysis.synthetic_runs import add_commit, make_run
-from prorl.analysis.traces import Place, traces
+from prorl.analysis.traces import ReadPosition, traces
 from prorl.analysis.track import STEP, VERSION, Scalar, follow, scalars
 from prorl.cli.app import dispatch
 from prorl.storage.read.catalog import StoredRun
@@ -239,7 +239,7 @@ def test_traces_go_on_behind_a_place_and_have_the_same_ids(tmp_path: Path) -> No
     assert len(found) == 64
     again = list(traces(StoredRun(run.root), found[40].place))
     assert [trace.trace_id for trace in again] == [trace.trace_id for trace in found[41:]]
-    assert found[0].place > Place()
+    assert found[0].place > ReadPosition()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prorl.analysis.synthetic import Shape, group
+from prorl.analysis.synthetic import SyntheticShape, group
 from prorl.analysis.synthetic_runs import write_run
 from prorl.client.records import Feed, records
 from prorl.errors import UserError
@@ -124,7 +124,7 @@ def test_slime(location: str, run_dir: Path, tmp_path: Path) -> None:
     from slime.observability.rollout_data_utils import validate_rollout_id_annotated
     from slime.rollout.base_types import call_rollout_fn
 
-    from prorl.trainer.adapters.slime import Groups, rewards, rollout
+    from prorl.trainer.adapters.slime import FeedGroups, rewards, rollout
 
     args = SimpleNamespace(
         prorl_url=location,
@@ -134,14 +134,14 @@ def test_slime(location: str, run_dir: Path, tmp_path: Path) -> None:
         save=str(tmp_path),
         load=str(tmp_path),
     )
-    source, steps = Groups(args), []
+    source, steps = FeedGroups(args), []
     for step in (0, 1):
         output = call_rollout_fn(rollout, args, step, source, evaluation=False)
         validate_rollout_id_annotated(output.samples)
         steps.append(output.samples)
         if step == 0:
             source.save(step)
-    again = Groups(args)  # killed in step 1, whose checkpoint is not there
+    again = FeedGroups(args)  # killed in step 1, whose checkpoint is not there
     again.load(0)
     steps[1:] = [
         call_rollout_fn(rollout, args, step, again, evaluation=False).samples for step in (1, 2)
@@ -225,7 +225,7 @@ def test_skyrl_by_its_shapes(location: str, run_dir: Path) -> None:
     """SkyRL 0.4 asks for Python 3.12: its lists as shared/data/trainers/rows.py has them."""
     from prorl.trainer.adapters.skyrl import Generator
 
-    whole = Shape(n=4, num_tokens=24, num_turns=2, vocab_size=64)
+    whole = SyntheticShape(n=4, num_tokens=24, num_turns=2, vocab_size=64)
     ids = [SimpleNamespace(instance_id=f"t{i // 4}", repetition_id=i % 4) for i in range(8)]
     asked = {"prompts": [[]] * 8, "trajectory_ids": ids}
     refused = Generator(Feed(location, "demo", consumer="ragged"))
@@ -316,7 +316,7 @@ def test_trl_async(
     from tests.trainer.trl_async_script import make
 
     folder = run_dir.parent / "async"
-    shape = Shape(n=4, num_tokens=24, num_turns=2, vocab_size=64)
+    shape = SyntheticShape(n=4, num_tokens=24, num_turns=2, vocab_size=64)
     write_run(folder, [group(i, shape) for i in range(GROUPS)], "async")
     model = save_model(tmp_path / "model")
     with served(folder) as where:

@@ -14,7 +14,7 @@ import torch
 from prorl.trainer.checkpoint import Checkpoints, TrainingState
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.learner import Learner
-from prorl.trainer.lineage import Account
+from prorl.trainer.lineage import SequenceOutcomes
 from prorl.trainer.pack import load_model, pack, token_logprobs
 from tests.trainer.test_learner import learner
 from tests.trainer.tiny import batch_of, save_model
@@ -56,7 +56,10 @@ def test_an_update_is_the_cpus(model_dir: Path, how: dict[str, object]) -> None:
     batch = batch_of(4)
     updates, accounts = [], []
     for device in ("cpu", "cuda"):
-        one, account = learner(model_dir, device=device, warmup_steps=0, **how), Account(batch)
+        one, account = (
+            learner(model_dir, device=device, warmup_steps=0, **how),
+            SequenceOutcomes(batch),
+        )
         for step in range(2):
             figures = one.update(batch, step=step, version=0, account=account)
         updates.append(figures)

@@ -32,7 +32,7 @@ from prorl.storage.read.verify import verify
 from prorl.storage.write.lineage import ANCESTRY, append_recorded, read_recorded
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.learner import Learner
-from prorl.trainer.lineage import Account, weights_digest
+from prorl.trainer.lineage import SequenceOutcomes, weights_digest
 from prorl.trainer.loop import train
 from tests.client.served import served
 from tests.trainer.test_live import root
@@ -57,7 +57,7 @@ def test_the_account_adds_up_to_the_step(model_dir: Path) -> None:
         np.linspace(-1, 1, rows.num_rows, dtype=np.float32)
     )
     config = settings("grpc://nowhere", model_dir, Path("out"), minibatches=2)
-    account = Account(batch)
+    account = SequenceOutcomes(batch)
     figures = Learner(config, model_dir, resume=False).update(
         batch, step=9, version=0, account=account
     )

@@ -11,7 +11,7 @@ import pytest
 
 from prorl.client.records import Feed
 from prorl.trainer.adapters import metrics_callback
-from prorl.trainer.adapters.skyrl import Tracker
+from prorl.trainer.adapters.skyrl import SkyRLTracker
 from prorl.trainer.adapters.verl import StepsFile
 
 
@@ -64,7 +64,7 @@ def test_skyrl_tracks_as_before_and_with_the_run() -> None:
         log=lambda data, step, commit=False: seen.append((data, step, commit)),
         finish=lambda: seen.append("finished"),
     )
-    tracker = Tracker(theirs, feed)
+    tracker = SkyRLTracker(theirs, feed)
     tracker.log({"policy/raw_grad_norm": 0.5}, step=3, commit=True)
     tracker.finish()
     assert seen == [({"policy/raw_grad_norm": 0.5}, 3, True), "finished"]

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from prorl.analysis.synthetic import Shape, delivered, group
+from prorl.analysis.synthetic import SyntheticShape, delivered, group
 from prorl.analysis.synthetic_runs import write_run
 from prorl.client import PackedBatch
 from prorl.client.advantages import mean_std
@@ -51,7 +51,9 @@ def batches(model: Path, sequences: int, temperature: float) -> list[pa.RecordBa
     """Groups of six sequences; with `sequences` 3 those of places 1 to 3 are one rollout. What was
     recorded while sampling is what the model says, and some noise, so that some ratios are clipped.
     """
-    shape = Shape(n=NUM_ROWS, num_tokens=24, num_turns=2, vocab_size=64, temperature=temperature)
+    shape = SyntheticShape(
+        n=NUM_ROWS, num_tokens=24, num_turns=2, vocab_size=64, temperature=temperature
+    )
     made = []
     for number in range(GROUPS):
         batch = group(number, shape)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from prorl.analysis.synthetic import Shape
+from prorl.analysis.synthetic import SyntheticShape
 from prorl.client import PackedBatch
 from prorl.errors import ConfigError, UserError
 from prorl.trainer.pack import load_model, pack, packed_attention, token_logprobs
@@ -82,7 +82,7 @@ def test_token_ids_are_not_copied_on_a_cpu() -> None:
 def test_what_cannot_be_trained_on_is_refused(model_dir: Path) -> None:
     with pytest.raises(UserError, match="temperature 0"):
         pack(batch_of(1, replace(SHAPE, temperature=0.0)))
-    shifted = PackedBatch(batch_of(1, Shape(n=1, num_turns=1, num_tokens=3)).arrow, "demo")
+    shifted = PackedBatch(batch_of(1, SyntheticShape(n=1, num_turns=1, num_tokens=3)).arrow, "demo")
     shifted.__dict__["span_kind"] = np.array([1, 0], np.uint8)
     with pytest.raises(UserError, match="begins with a sampled token"):
         pack(shifted)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prorl.analysis.synthetic import Shape, group
+from prorl.analysis.synthetic import SyntheticShape, group
 from prorl.analysis.synthetic_runs import write_run
 from prorl.client import connect
 from tests.client.served import served
@@ -24,7 +24,7 @@ if not torch.distributed.is_available():
     pytest.skip("this torch has no distributed", allow_module_level=True)
 
 WORLD, STEPS, STEP = 4, 12, 16
-SHAPE = Shape(n=8, num_tokens=400, rewritten_share=0.2)
+SHAPE = SyntheticShape(n=8, num_tokens=400, rewritten_share=0.2)
 SCRIPT = Path(__file__).with_name("rank_script.py")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

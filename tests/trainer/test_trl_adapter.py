@@ -25,7 +25,7 @@ from prorl.errors import NotFoundError
 from prorl.trainer.adapters.trl import (
     PER_SEQUENCE,
     EndOfRunError,
-    Rows,
+    FeedRows,
     most_groups,
     row_of,
     scaled,
@@ -62,7 +62,7 @@ def test_a_row_keeps_what_trains_and_hides_what_does_not(location: str) -> None:
 
 def test_a_cursor_waits_for_the_last_row_of_its_group(location: str) -> None:
     first = len(next(iter(Feed(location, "demo", consumer="x"))))
-    rows = Rows(Feed(location, "demo", consumer="cursor"))
+    rows = FeedRows(Feed(location, "demo", consumer="cursor"))
     rows.take(first - 1)
     assert rows.cursor is None
     rows.take(1)
@@ -73,7 +73,7 @@ def test_the_last_rows_of_a_run_are_followed_by_copies_that_train_nothing(locati
     expected = [
         row for records in Feed(location, "demo", consumer="x") for row in map(row_of, records)
     ]
-    rows, taken, count = Rows(Feed(location, "demo", consumer="whole")), [], len(expected) - 3
+    rows, taken, count = FeedRows(Feed(location, "demo", consumer="whole")), [], len(expected) - 3
     for _ in range(2):
         taken += rows.take(count)
     copies = taken[len(expected) :]
@@ -145,7 +145,7 @@ def test_trl_trains_our_tokens_and_goes_on_behind_its_checkpoint(
     trainer = make(Feed(location, "demo", consumer="trl"), model, tmp_path / "out", 2, ROWS, seen)
     trainer.train()
     assert len(seen) == 2
-    wanted = Rows(Feed(location, "demo", consumer="same"))
+    wanted = FeedRows(Feed(location, "demo", consumer="same"))
     for batch in seen:
         rows = wanted.take(ROWS)
         assert int((batch["tool_mask"] * batch["completion_mask"]).sum()) == sum(
@@ -162,7 +162,7 @@ def test_trl_trains_our_tokens_and_goes_on_behind_its_checkpoint(
     assert len(resumed) == 1
     state = tmp_path / "out" / "checkpoint-2" / "prorl.json"
     cursor = json.loads(state.read_bytes())["cursor"]
-    restored = Rows(Feed(location, "demo", consumer="same", cursor=cursor))
+    restored = FeedRows(Feed(location, "demo", consumer="same", cursor=cursor))
     assert int((resumed[0]["tool_mask"] * resumed[0]["completion_mask"]).sum()) == sum(
         sum(row["env_mask"]) for row in restored.take(ROWS)
     )

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from prorl.analysis.synthetic import Shape, delivered, group
+from prorl.analysis.synthetic import SyntheticShape, delivered, group
 from prorl.client import PackedBatch
 from prorl.client.advantages import mean_std
 
 VOCAB = 64
-SHAPE = Shape(n=4, num_tokens=24, num_turns=2, vocab_size=VOCAB, rewritten_share=0.2)
+SHAPE = SyntheticShape(n=4, num_tokens=24, num_turns=2, vocab_size=VOCAB, rewritten_share=0.2)
 
 
 def save_model(
@@ -39,6 +39,6 @@ def save_model(
     return where
 
 
-def batch_of(num_groups: int, shape: Shape = SHAPE, seed: int = 0) -> PackedBatch:
+def batch_of(num_groups: int, shape: SyntheticShape = SHAPE, seed: int = 0) -> PackedBatch:
     batch = PackedBatch(delivered([group(i, shape, seed) for i in range(num_groups)]), "demo")
     return batch.with_advantages(mean_std(batch))

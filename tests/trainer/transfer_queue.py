@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from prorl.analysis.synthetic import Shape, group
+from prorl.analysis.synthetic import SyntheticShape, group
 from prorl.analysis.synthetic_runs import write_run
 from prorl.client import connect
 from prorl.client.records import Feed, Record
 from prorl.linux.procfs import cpu_s, descendants
 from tests.client.served import served
 
-SHAPE = Shape(n=8, num_tokens=2048, num_turns=6, vocab_size=150_000)
+SHAPE = SyntheticShape(n=8, num_tokens=2048, num_turns=6, vocab_size=150_000)
 GROUPS, STEPS = 32, 4
 
 

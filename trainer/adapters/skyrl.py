@@ -39,7 +39,7 @@ def output_of(records: list[Record], trajectory_ids: list[Any] | None) -> dict[s
     }
 
 
-class Tracker:
+class SkyRLTracker:
     """SkyRL's tracker, which stores with the run what it logs of each step."""
 
     def __init__(self, tracker: Any, feed: Feed) -> None:

@@ -1,7 +1,7 @@
 """slime and miles learn from a run: their rollout function asks the feed instead of engines.
 
     --rollout-function-path prorl.trainer.adapters.slime.rollout
-    --data-source-path prorl.trainer.adapters.slime.Groups
+    --data-source-path prorl.trainer.adapters.slime.FeedGroups
     --custom-reward-post-process-path prorl.trainer.adapters.slime.rewards
     --custom-config-path prorl.yaml      # prorl_url: ROOT or http://..., prorl_run: mine
     --use-tis                            # the sampler's logprobs are then heeded
@@ -63,7 +63,7 @@ def _replays(args: Any) -> bool:
     return bool(getattr(args, "use_rollout_routing_replay", False))
 
 
-class Groups:
+class FeedGroups:
     """slime's data source: the feed, and its place in slime's checkpoints."""
 
     def __init__(self, args: Any) -> None:
@@ -114,7 +114,7 @@ class Groups:
         raise UserError("the length of a run's stream", "`--num-rollout`, which ends the training")
 
 
-def rollout(args: Any, rollout_id: int, data_source: Groups, evaluation: bool = False) -> Any:
+def rollout(args: Any, rollout_id: int, data_source: FeedGroups, evaluation: bool = False) -> Any:
     """slime's rollout function."""
     from slime.rollout.base_types import RolloutFnTrainOutput
 

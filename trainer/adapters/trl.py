@@ -141,7 +141,7 @@ def is_replay(feed: Feed) -> bool:
     return feed.url.startswith("grpc")
 
 
-class Rows:
+class FeedRows:
     """Rows of a feed for a trainer that asks for a number of them, not for groups."""
 
     def __init__(self, feed: Feed, temperature: float = 1.0) -> None:
@@ -200,7 +200,7 @@ def grpo_trainer(
     from trl import GRPOTrainer
 
     check_version("trl")
-    rows = Rows(feed, arguments["args"].temperature)
+    rows = FeedRows(feed, arguments["args"].temperature)
 
     def rollout_func(prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
         def take(count: int) -> list[dict[str, Any]]:
@@ -233,7 +233,7 @@ def grpo_trainer(
             output["old_per_token_logps"] = output["sampling_per_token_logps"]
             return output
 
-    class Cursor(TrainerCallback):
+    class CursorCallback(TrainerCallback):
         """Keeps the feed's place in TRL's checkpoints, in the process that takes the rows."""
 
         def on_save(self, args: Any, state: Any, control: Any, **_: object) -> None:
@@ -253,6 +253,6 @@ def grpo_trainer(
         reward_funcs=reward,
         rollout_func=rollout_func,
         train_dataset=Dataset.from_dict({"prompt": [""] * num_rows}),
-        callbacks=[Cursor(), metrics_callback(feed, lambda: rows.waited_s), *callbacks],
+        callbacks=[CursorCallback(), metrics_callback(feed, lambda: rows.waited_s), *callbacks],
         **arguments,
     )

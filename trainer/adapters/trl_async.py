@@ -148,7 +148,7 @@ def async_grpo_trainer(feed: Feed, *, weight_transfer: Any = None, **arguments: 
     )
     worker = Worker(feed, rows_per_step, args.temperature)
 
-    class Cursor(TrainerCallback):
+    class AsyncCursorCallback(TrainerCallback):
         """Keeps the feed's place in TRL's checkpoints; called before the worker starts. Only the
         process that has the worker knows the place.
         """
@@ -175,6 +175,6 @@ def async_grpo_trainer(feed: Feed, *, weight_transfer: Any = None, **arguments: 
         weight_transfer=weight_transfer or NoTransfer(),
         **arguments,
     )
-    trainer.callback_handler.callbacks.insert(0, Cursor())
+    trainer.callback_handler.callbacks.insert(0, AsyncCursorCallback())
     trainer.add_callback(metrics_callback(feed))
     return trainer

@@ -25,13 +25,15 @@ from prorl.agents.capture.canonical import (
     read_object,
 )
 from prorl.errors import RolloutError, UserError
-from prorl.helper import Died, HelperError, Program, pool
+from prorl.helper import Died, HelperError, HelperProgram, pool
 from prorl.helper.child import Answer, serve
 from prorl.types import FailureCode, Json
 
 LIGHT_BYTES = 16 << 10
 """Read on the loop: a few milliseconds of it, however it is written."""
-PROGRAM = Program(__spec__.name, wall_s=60.0, cpu_s=10.0, memory_bytes=1 << 30, most=2, nice=10)
+PROGRAM = HelperProgram(
+    __spec__.name, wall_s=60.0, cpu_s=10.0, memory_bytes=1 << 30, most=2, nice=10
+)
 
 
 class Dialect(Protocol):

@@ -61,14 +61,14 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 async def _serve(options: argparse.Namespace) -> None:
     # numpy is first loaded here, after the number of threads is settled.
     from prorl.backends.embedded.backend import EmbeddedBackend
-    from prorl.backends.embedded.engine import Settings
+    from prorl.backends.embedded.engine import EngineSettings
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     backend = EmbeddedBackend(
         options.model,
-        settings=Settings(rows=options.max_num_seqs, length=options.max_model_len),
+        settings=EngineSettings(rows=options.max_num_seqs, length=options.max_model_len),
     )
     name = options.served_model_name or options.model.resolve().name
     async with _server(options, backend, name) as server:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from prorl.backends.embedded.engine import ActiveRequest, Engine, Settings
+from prorl.backends.embedded.engine import ActiveRequest, Engine, EngineSettings
 from prorl.errors import BackendError, boundary
 from prorl.types import Completion, FailureCode, FinishReason, PolicyVersion
 
@@ -40,10 +40,10 @@ class EmbeddedBackend:
         *,
         version: int = 0,
         name: str = "embedded",
-        settings: Settings | None = None,
+        settings: EngineSettings | None = None,
     ) -> None:
         self.name = name
-        chosen = settings or Settings()
+        chosen = settings or EngineSettings()
         self.engine = Engine(Path(directory), version=PolicyVersion(version), settings=chosen)
         self._waiters: dict[ActiveRequest, asyncio.Future[None]] = {}
         self._streams: dict[ActiveRequest, int] = {}

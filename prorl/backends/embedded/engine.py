@@ -69,7 +69,7 @@ class ActiveRequest:
             self.finish = FinishReason.LENGTH
 
 
-class Settings(NamedTuple):
+class EngineSettings(NamedTuple):
     """How much it may use."""
 
     rows: int = 64
@@ -89,7 +89,7 @@ class Engine:
         directory: Path,
         *,
         version: PolicyVersion,
-        settings: Settings,
+        settings: EngineSettings,
     ) -> None:
         self.shape = read_shape(directory)
         self.length = min(settings.length, self.shape.max_length)

@@ -23,7 +23,7 @@ from prorl.errors import ConfigError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from prorl.backends.embedded.weights import Layer, Shape, Weights
+    from prorl.backends.embedded.weights import LayerWeights, ModelShape, Weights
     from prorl.types import Float32
 
     Int = NDArray[np.intp]
@@ -44,7 +44,7 @@ class Chunk(NamedTuple):
 class KVCache:
     """Keys and values of R rows of up to `length` tokens: float32 [L, 2, R, K, S, E]."""
 
-    def __init__(self, shape: Shape, rows: int, length: int) -> None:
+    def __init__(self, shape: ModelShape, rows: int, length: int) -> None:
         size = (shape.layers, 2, rows, shape.kv_heads, length, shape.head_dim)
         if 4 * math.prod(size) > MAX_CACHE_BYTES:
             hint = "lower --max-num-seqs or --max-model-len, or serve this model with vLLM"
@@ -129,7 +129,7 @@ class Model:
         return normed
 
     def _attention(
-        self, x_ND: Float32, layer: Layer, keys: Float32, values: Float32, plan: _Plan
+        self, x_ND: Float32, layer: LayerWeights, keys: Float32, values: Float32, plan: _Plan
     ) -> Float32:
         shape = self.weights.shape
         turned = shape.heads + shape.kv_heads

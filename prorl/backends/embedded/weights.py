@@ -29,7 +29,7 @@ _BFLOAT16 = "BF16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ModelShape:
     """What `config.json` says of a Qwen3 model."""
 
     vocab_size: int
@@ -46,7 +46,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Layer:
+class LayerWeights:
     """D hidden, Q = heads x head_dim, K = kv_heads x head_dim, F inner."""
 
     qkv: Float32
@@ -63,19 +63,19 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Weights:
-    shape: Shape
+    shape: ModelShape
     embedding: Float32
     """[V, D]."""
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerWeights, ...]
     head: Float32
     """[D, V], final norm folded in."""
 
 
-def read_shape(directory: Path) -> Shape:
+def read_shape(directory: Path) -> ModelShape:
     """Raises ConfigError for anything but a plain Qwen3 decoder."""
     config = _read_config(directory / "config.json")
     rope = _rope(config)
-    return Shape(
+    return ModelShape(
         vocab_size=config["vocab_size"],
         hidden=config["hidden_size"],
         inner=config["intermediate_size"],
@@ -138,7 +138,7 @@ def load(directory: Path) -> Weights:
     return Weights(shape=shape, embedding=embedding, layers=layers, head=_input_major(head * norm))
 
 
-def _layer(tensors: _Tensors, shape: Shape, prefix: str) -> Layer:
+def _layer(tensors: _Tensors, shape: ModelShape, prefix: str) -> LayerWeights:
     d, f = shape.hidden, shape.inner
     q, k = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
 
@@ -153,7 +153,7 @@ def _layer(tensors: _Tensors, shape: Shape, prefix: str) -> Layer:
     mlp = [take("mlp.gate_proj", f, d), take("mlp.up_proj", f, d)]
     query_norm = take("self_attn.q_norm", shape.head_dim)
     key_norm = take("self_attn.k_norm", shape.head_dim)
-    return Layer(
+    return LayerWeights(
         qkv=_input_major(np.concatenate(attention) * take("input_layernorm", d)),
         qk_norm=_qk_norm(shape, query_norm, key_norm),
         out=_input_major(take("self_attn.o_proj", d, q)),
@@ -162,7 +162,7 @@ def _layer(tensors: _Tensors, shape: Shape, prefix: str) -> Layer:
     )
 
 
-def _qk_norm(shape: Shape, query_norm: Float32, key_norm: Float32) -> Float32:
+def _qk_norm(shape: ModelShape, query_norm: Float32, key_norm: Float32) -> Float32:
     """A row for each head of queries, then of keys; attention's own scale is in the first."""
     scaled = query_norm * np.float32(shape.head_dim**-0.5)
     return np.stack([scaled] * shape.heads + [key_norm] * shape.kv_heads)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from prorl.analysis.traces import Exporter, Place, traces
+from prorl.analysis.traces import Exporter, ReadPosition, traces
 from prorl.analysis.track import POLL_S, follow, open_tracker
 from prorl.cli.options import Flag, RunsRoot, StoredName
 from prorl.cli.output import say
@@ -78,7 +78,7 @@ def track(
 
 
 def _trace(where: str, endpoint: str, ended: Callable[[], bool]) -> int:
-    exporter, last, count = Exporter(endpoint), Place(), 0
+    exporter, last, count = Exporter(endpoint), ReadPosition(), 0
     try:
         while True:
             is_last = ended()

@@ -26,7 +26,7 @@ from typing import Any
 
 from prorl.errors import ConflictError, NotFoundError, StorageError, UserError
 from prorl.linux import calls
-from prorl.linux.forked import Forked
+from prorl.linux.forked import ForkedChild
 from prorl.sandbox.images import dockerfile
 from prorl.sandbox.images.layers import ToolFailed, make_layer
 from prorl.sandbox.images.pull import Pull
@@ -182,7 +182,7 @@ def _unpack_as_nobody(sif: str, work: Path) -> None:
     os.chown(work, nobody.pw_uid, nobody.pw_gid)
     pid = os.fork()
     if pid == 0:
-        with Forked(sys.stdout.fileno()):
+        with ForkedChild(sys.stdout.fileno()):
             calls.unshare(calls.CLONE_NEWNS)
             calls.mount(None, "/", None, calls.MS_REC | calls.MS_PRIVATE)
             calls.mount(sif, str(work / "image.sif"), None, calls.MS_BIND)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from prorl.linux import calls
-from prorl.linux.forked import Forked
+from prorl.linux.forked import ForkedChild
 from prorl.sandbox.images.tree import FILES, MOUNT_POINTS, SHELLS, entries
 from prorl.sandbox.images.unpack import OPAQUE, OPAQUE_ATTRIBUTE, WHITEOUT, is_mark
 from prorl.sandbox.launch.spec import ENVIRONMENT_FILE
@@ -131,7 +131,7 @@ def can_stack(work: Path) -> bool:
         return False
     pid = os.fork()
     if pid == 0:
-        with Forked(os.open(os.devnull, os.O_WRONLY)):
+        with ForkedChild(os.open(os.devnull, os.O_WRONLY)):
             root = os.getuid() == 0
             calls.unshare(calls.CLONE_NEWNS | (0 if root else calls.CLONE_NEWUSER))
             calls.mount(None, "/", None, calls.MS_REC | calls.MS_PRIVATE)

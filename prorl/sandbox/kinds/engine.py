@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from prorl.linux import calls
-from prorl.linux.forked import EXIT_CRASHED, Forked
+from prorl.linux.forked import EXIT_CRASHED, ForkedChild
 from prorl.sandbox.kinds.common import (
     exit_like,
     guard,
@@ -122,7 +122,7 @@ def _run_as_init(launch: Launch, listener_fd: int, status_fd: int, start: Start)
             if pid == main:
                 exit_like(status)
     launch = hand_over(launch, listener_fd, status_fd)
-    with Forked(STATUS):
+    with ForkedChild(STATUS):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
         os.setsid()
         start(launch)

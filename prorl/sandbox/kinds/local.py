@@ -20,7 +20,7 @@ from functools import partial
 from typing import NoReturn
 
 from prorl.linux import calls, guard
-from prorl.linux.forked import EXIT_CRASHED, Forked
+from prorl.linux.forked import EXIT_CRASHED, ForkedChild
 from prorl.sandbox.kind import Kind
 from prorl.sandbox.kinds.common import (
     exit_like,
@@ -62,7 +62,7 @@ def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> No
 def _inside(
     launch: Launch, groups: list[int], listener_fd: int, status_fd: int, serve: Serve
 ) -> NoReturn:
-    with Forked(status_fd):
+    with ForkedChild(status_fd):
         join_cgroups(groups)
         guardian = os.getppid()
         os.setsid()

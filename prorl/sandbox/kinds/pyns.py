@@ -30,7 +30,7 @@ from functools import partial
 from typing import NoReturn
 
 from prorl.linux import calls
-from prorl.linux.forked import EXIT_CRASHED, Forked
+from prorl.linux.forked import EXIT_CRASHED, ForkedChild
 from prorl.sandbox.kind import HELD_BY_NAMESPACES, Kind
 from prorl.sandbox.kinds.common import OPENER_DECIDES, join_cgroups, limits_of, open_cgroups
 from prorl.sandbox.kinds.engine import STATUS, hand_over, server
@@ -143,7 +143,7 @@ def _run_as_init(
 
 def _run_in_image(launch: Launch, listener_fd: int, status_fd: int) -> NoReturn:
     launch = hand_over(launch, listener_fd, status_fd)
-    with Forked(STATUS):
+    with ForkedChild(STATUS):
         command, config = server(launch, launch.image)
         config |= {"limits": {}, "seccomp": ""}  # they are in force
         shell = _program(SHELL[0])

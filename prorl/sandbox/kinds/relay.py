@@ -14,7 +14,7 @@ import socket
 import ssl
 from typing import Any, NoReturn
 
-from prorl.linux.forked import Forked
+from prorl.linux.forked import ForkedChild
 from prorl.sandbox.kinds.common import limits_of
 from prorl.sandbox.launch import seccomp
 from prorl.sandbox.launch.spec import BASE_PATH, SANDBOX_UID, WORKSPACE, Launch, server_config
@@ -37,7 +37,7 @@ def relay(listener_fd: int, status_fd: int, place: tuple[str, int], pem: str, ke
 
     `place`: its host and port, `pem` and `key`: what it was told.
     """
-    with Forked(status_fd):
+    with ForkedChild(status_fd):
         exit_line = asyncio.run(_relay(listener_fd, status_fd, place, pem, key.encode()))
         if not exit_line:
             os.kill(os.getpid(), signal.SIGKILL)  # nobody there tells why it ended

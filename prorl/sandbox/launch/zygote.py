@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from prorl.linux import calls, procfs
-from prorl.linux.forked import EXIT_CRASHED, Forked
+from prorl.linux.forked import EXIT_CRASHED, ForkedChild
 from prorl.sandbox.launch import seccomp
 from prorl.sandbox.launch.spec import (
     MESSAGE_BYTES,
@@ -107,7 +107,7 @@ class Zygote:
             os.closerange(self._own_fds, self._own_fds + MAX_OPENED)
 
     def _become(self, child: Child, run: Callable[[Child], NoReturn]) -> NoReturn:
-        with Forked(child.status_fd):
+        with ForkedChild(child.status_fd):
             # first: while it is open here, other sandboxes take us for the zygote
             os.close(self._alive_write)
             os.setsid()

@@ -22,7 +22,7 @@ from prorl.service.core.candidates import (
     candidate_of,
     digest,
 )
-from prorl.service.core.journal import Base, Part, group_row, rollout_row
+from prorl.service.core.journal import Base, CorePart, group_row, rollout_row
 from prorl.service.core.lifecycle import RolloutLife
 from prorl.service.core.outbox import TASK
 from prorl.service.core.recover import find_run, load_keys
@@ -30,7 +30,7 @@ from prorl.service.core.state import GroupRecord, RolloutRecord, RunGrants, RunR
 from prorl.service.log import log_schema as sql
 
 
-class Acceptance(Part):
+class Acceptance(CorePart):
     def __init__(self, base: Base, max_queued: int) -> None:
         super().__init__(base)
         self._max_queued = max_queued

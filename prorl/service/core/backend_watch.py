@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from prorl.backends.catalogue import is_server
-from prorl.control import Served, Stats
+from prorl.control import CallTotals, Stats
 from prorl.limits import Clock
 from prorl.service.core.state import State
 from prorl.service.pool.balancer import Balancer
-from prorl.service.pool.health import Health, HealthVerdict
+from prorl.service.pool.health import HealthVerdict, ServerHealth
 from prorl.service.shapes import BackendView
 from prorl.types import Trouble
 
@@ -58,7 +58,7 @@ class Paces:
         self._clock = clock
         self._paces: dict[str, _Pace] = {}
 
-    def add(self, name: str, calls: Served) -> None:
+    def add(self, name: str, calls: CallTotals) -> None:
         if calls.sampled:
             before = self._paces.get(name, _Pace(0.0, 0.0, 0.0))
             kept = math.exp(-calls.sampled / TOKENS)
@@ -101,8 +101,8 @@ class BackendWatch:
         self, state: State, clock: Clock, on_change: Callable[[], None] = lambda: None
     ) -> None:
         self._state, self._clock = state, clock
-        self._health: dict[str, Health] = {}
-        self.calls: dict[str, Served] = {}
+        self._health: dict[str, ServerHealth] = {}
+        self.calls: dict[str, CallTotals] = {}
         """By server, of all workers: sums only grow, whoever comes and goes."""
         self._paces = Paces(clock)
         self.on_change = on_change
@@ -117,8 +117,8 @@ class BackendWatch:
         named = {name for run in self._state.open.values() for name in run.config.backends}
         return {name for name in {*self._balancer.states, *named} if is_server(name)}
 
-    def health(self, name: str) -> Health:
-        return self._health.setdefault(name, Health())
+    def health(self, name: str) -> ServerHealth:
+        return self._health.setdefault(name, ServerHealth())
 
     def forget(self, name: str) -> None:
         self._health.pop(name, None)
@@ -178,22 +178,22 @@ class BackendWatch:
         before = before or Stats()
         for run_id, calls in now.runs.items():
             if (run := self._state.runs.get(run_id)) is not None:
-                run.effort.called(calls.since(before.runs.get(run_id, Served())))
+                run.effort.called(calls.since(before.runs.get(run_id, CallTotals())))
         for name, calls in now.backends.items():
-            new = calls.since(before.backends.get(name, Served()))
-            self.calls[name] = self.calls.get(name, Served()).plus(new)
+            new = calls.since(before.backends.get(name, CallTotals()))
+            self.calls[name] = self.calls.get(name, CallTotals()).plus(new)
             self._paces.add(name, new)
         if now.backends:
             self._balancer.weigh(self._paces.weights())
 
-    def _reason(self, health: Health) -> str:
+    def _reason(self, health: ServerHealth) -> str:
         if health.is_out or self._clock() - health.busy_at > BUSY_S:
             return health.reason
         return f"busy, waited for: {health.busy_reason}"
 
     def view(self) -> list[BackendView]:
         names = {**dict.fromkeys(self._balancer.states), **dict.fromkeys(sorted(self.names()))}
-        pool, unknown = self._balancer.states, Health()
+        pool, unknown = self._balancer.states, ServerHealth()
         return [
             {
                 "name": name,
@@ -203,8 +203,8 @@ class BackendWatch:
                 "reason": self._reason(self._health.get(name, unknown)),
                 "busy_replies": self._health.get(name, unknown).busy_replies,
                 "refused_replies": self._health.get(name, unknown).refused_replies,
-                "cached_share": self.calls.get(name, Served()).cached_share,
-                "reused_share": self.calls.get(name, Served()).reused_share,
+                "cached_share": self.calls.get(name, CallTotals()).cached_share,
+                "reused_share": self.calls.get(name, CallTotals()).reused_share,
             }
             for name in names
         ]

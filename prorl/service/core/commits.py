@@ -21,11 +21,11 @@ from prorl.control import (
     Reserved,
 )
 from prorl.errors import ConflictError
-from prorl.service.core.journal import Base, Part
+from prorl.service.core.journal import Base, CorePart
 from prorl.service.core.lifecycle import Event, EventKind
 from prorl.service.core.recover import find_run, load_rollout
 from prorl.service.core.rollouts import Rollouts
-from prorl.service.core.runs import Runs
+from prorl.service.core.runs import RunLifecycle
 from prorl.service.core.sampler import reached
 from prorl.service.core.state import IN_HAND, RolloutRecord, RunRecord, WorkerRecord
 from prorl.service.log import log_schema as sql
@@ -46,8 +46,8 @@ def is_committed(record: RolloutRecord) -> bool:
     return life.state is RolloutState.COMPLETED or unscored
 
 
-class Commits(Part):
-    def __init__(self, base: Base, rollouts: Rollouts, runs: Runs) -> None:
+class Commits(CorePart):
+    def __init__(self, base: Base, rollouts: Rollouts, runs: RunLifecycle) -> None:
         super().__init__(base)
         self._rollouts, self._runs = rollouts, runs
 

@@ -44,7 +44,7 @@ from prorl.service.core.outbox import last_seq
 from prorl.service.core.reassignment import Reassignments
 from prorl.service.core.recover import find_run, load, load_rollout
 from prorl.service.core.rollouts import Rollouts
-from prorl.service.core.runs import Runs
+from prorl.service.core.runs import RunLifecycle
 from prorl.service.core.state import (
     KEPT_CLOSED,
     GroupRecord,
@@ -83,7 +83,7 @@ class Core:
             if stored.get(name) == "draining":
                 self.state.balancer.drain(name)
         self.base = base = Base(log, self.state, self.journal, clock, wall)
-        self.runs = Runs(base)
+        self.runs = RunLifecycle(base)
         self.versions = Versions(base)
         self.rollouts = Rollouts(base, self.runs)
         self.grants = LeaseGrants(base, self.rollouts, self.runs)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from prorl.service.core.accept import Acceptance, check_open, used
 from prorl.service.core.candidates import Candidate
-from prorl.service.core.journal import Base, LogBatch, Part
+from prorl.service.core.journal import Base, CorePart, LogBatch
 from prorl.service.core.sampler import may_open
 from prorl.service.core.state import RunRecord
 from prorl.service.log import log_schema as sql
@@ -51,7 +51,7 @@ def order(seed: int, epoch: int, size: int) -> NDArray[np.int64]:
     return np.random.default_rng((seed, epoch)).permutation(size)
 
 
-class Datasets(Part):
+class Datasets(CorePart):
     def __init__(self, base: Base, acceptance: Acceptance) -> None:
         super().__init__(base)
         self._acceptance = acceptance

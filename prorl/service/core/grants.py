@@ -12,11 +12,11 @@ import heapq
 from collections.abc import Callable
 
 from prorl.service.core.images import image_of
-from prorl.service.core.journal import Base, Part
+from prorl.service.core.journal import Base, CorePart
 from prorl.service.core.lifecycle import Event, EventKind
 from prorl.service.core.recover import load_groups
 from prorl.service.core.rollouts import PIECE, Rollouts
-from prorl.service.core.runs import Runs
+from prorl.service.core.runs import RunLifecycle
 from prorl.service.core.sampler import may_open
 from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord
 from prorl.types import RolloutState
@@ -44,8 +44,8 @@ def anywhere(_: RolloutRecord) -> int | None:
     return 1
 
 
-class LeaseGrants(Part):
-    def __init__(self, base: Base, rollouts: Rollouts, runs: Runs) -> None:
+class LeaseGrants(CorePart):
+    def __init__(self, base: Base, rollouts: Rollouts, runs: RunLifecycle) -> None:
         super().__init__(base)
         self._rollouts, self._runs = rollouts, runs
 

@@ -20,7 +20,7 @@ from prorl.control import (
     Rows,
 )
 from prorl.errors import ConflictError
-from prorl.service.core.journal import Base, LogBatch, Part
+from prorl.service.core.journal import Base, CorePart, LogBatch
 from prorl.service.core.lifecycle import GroupEvent, group_step
 from prorl.service.core.recover import load_group
 from prorl.service.core.rollouts import Rollouts
@@ -36,7 +36,7 @@ MOST_REASONS, REASON_CHARS = 16, 80
 """Of a filter, which may be anybody's SQL: more reasons are one, longer ones are cut."""
 
 
-class Groups(Part):
+class Groups(CorePart):
     def __init__(self, base: Base, rollouts: Rollouts) -> None:
         super().__init__(base)
         self._rollouts = rollouts

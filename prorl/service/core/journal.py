@@ -139,7 +139,7 @@ class Base:
     wall: Clock
 
 
-class Part:
+class CorePart:
     def __init__(self, base: Base) -> None:
         self._log, self._state, self._journal = base.log, base.state, base.journal
         self._clock, self._wall = base.clock, base.wall

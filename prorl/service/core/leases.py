@@ -23,7 +23,7 @@ from prorl.graph import GRAPH
 from prorl.protocols import Accept, Channel
 from prorl.schema import EDGE_BACK, LEASED
 from prorl.service.core.images import guest_of, has_image, image_of, waiting_for_guests
-from prorl.service.core.journal import Base, Part
+from prorl.service.core.journal import Base, CorePart
 from prorl.service.core.lifecycle import EventKind
 from prorl.service.core.rollouts import Rollouts
 from prorl.service.core.state import RolloutRecord, RunRecord
@@ -43,7 +43,7 @@ SEEN_S = 1.0
 _STRUCT = pa.struct(list(LEASED))
 
 
-class Leases(Part):
+class Leases(CorePart):
     def __init__(
         self, base: Base, rollouts: Rollouts, wake: Callable[[], None], tokenizer: str
     ) -> None:

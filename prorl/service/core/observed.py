@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from prorl.control import Served
+from prorl.control import CallTotals
 from prorl.types import FailureCode
 
 BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
@@ -73,7 +73,7 @@ class Effort:
     wasted_s: float = 0.0
     num_worked: int = 0
     """Rollouts that ended with a verdict."""
-    calls: Served = field(default_factory=Served)
+    calls: CallTotals = field(default_factory=CallTotals)
     """Of its model calls, of all workers."""
     _before: tuple[float, float, float, float] | None = None
     """At the last commit: its time, seconds that slots were busy, worked, wasted."""
@@ -84,7 +84,7 @@ class Effort:
         self.wasted_s += 0.0 if good else seconds
         self.num_worked += good
 
-    def called(self, calls: Served) -> None:
+    def called(self, calls: CallTotals) -> None:
         self.calls = self.calls.plus(calls)
 
     def hand_out(self, groups: int, now: float) -> None:

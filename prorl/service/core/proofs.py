@@ -22,7 +22,7 @@ MOST = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class PendingProof:
     config: RunConfig
     since: float
     made: asyncio.Future[bool]
@@ -30,7 +30,7 @@ class Proof:
 
 class Proofs:
     def __init__(self, wall: Clock) -> None:
-        self._wall, self._proofs = wall, dict[str, Proof]()
+        self._wall, self._proofs = wall, dict[str, PendingProof]()
         self.reply_s = REPLY_S
 
     async def make(
@@ -44,7 +44,7 @@ class Proofs:
         if proof is None:
             self._make_room()
             made = asyncio.ensure_future(create())
-            proof = self._proofs[name] = Proof(config, self._wall(), made)
+            proof = self._proofs[name] = PendingProof(config, self._wall(), made)
         else:
             check_same(proof.config, config)
         await asyncio.wait({proof.made}, timeout=self.reply_s)
@@ -83,7 +83,7 @@ class Proofs:
             del self._proofs[ended]
 
 
-def _as_run(proof: Proof, now: float) -> RunRecord:
+def _as_run(proof: PendingProof, now: float) -> RunRecord:
     """As a run whose state says it: `proving`, or `refused` with the reason."""
     state = "proving"
     problem = f"its chat template is being proved, for {now - proof.since:.0f} s so far"

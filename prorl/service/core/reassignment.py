@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from prorl.control import Assigned, ControlRow, Failover, Payload, Problem
 from prorl.service.core.backend_watch import BackendWatch
-from prorl.service.core.journal import Base, Part
+from prorl.service.core.journal import Base, CorePart
 from prorl.service.core.rollouts import Rollouts
 from prorl.service.core.state import IN_HAND, RolloutRecord, WorkerRecord
 from prorl.types import AttemptKey
@@ -20,7 +20,7 @@ from prorl.types import AttemptKey
 Reply = Callable[[WorkerRecord, ControlRow, Payload, str], None]
 
 
-class Reassignments(Part):
+class Reassignments(CorePart):
     def __init__(self, base: Base, watched: BackendWatch, rollouts: Rollouts, reply: Reply) -> None:
         super().__init__(base)
         self._watched, self._rollouts, self._reply = watched, rollouts, reply

@@ -17,8 +17,8 @@ from prorl.service.core.lifecycle import EventKind, RolloutLife
 from prorl.service.core.state import (
     IN_HAND,
     NO_TRAJECTORY,
-    GroupDecision,
     GroupMembers,
+    GroupOutcome,
     GroupRecord,
     RolloutRecord,
     RunCommits,
@@ -226,7 +226,7 @@ def _group(run: RunRecord, values: tuple[Any, ...]) -> GroupRecord:
         run=run,
         **facts,
         members=GroupMembers(opened=bool(fields["opened"])),
-        decision=GroupDecision(
+        decision=GroupOutcome(
             state=GroupState(fields["state"]),
             reason=fields["reason"],
             num_valid=fields["num_valid"],

@@ -25,11 +25,11 @@ from prorl.control import (
     Terminal,
 )
 from prorl.filters import GroupMember, find_filter
-from prorl.service.core.journal import Base, Part
+from prorl.service.core.journal import Base, CorePart
 from prorl.service.core.lifecycle import Action, Event, EventKind, step
 from prorl.service.core.lines import Lines
 from prorl.service.core.observed import Observed, Phase
-from prorl.service.core.runs import Runs
+from prorl.service.core.runs import RunLifecycle
 from prorl.service.core.sampler import LATE
 from prorl.service.core.state import (
     IN_HAND,
@@ -80,8 +80,8 @@ class Orphan(NamedTuple):
 _NO_ORPHAN = Orphan(-1, 0.0, EventKind.LOST)
 
 
-class Rollouts(Part):
-    def __init__(self, base: Base, runs: Runs) -> None:
+class Rollouts(CorePart):
+    def __init__(self, base: Base, runs: RunLifecycle) -> None:
         super().__init__(base)
         self._runs = runs
         self.lines = Lines(base.clock)

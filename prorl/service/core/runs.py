@@ -4,11 +4,11 @@ it; what follows for groups and rollouts is for those who call.
 
 from __future__ import annotations
 
-from prorl.service.core.journal import Part
+from prorl.service.core.journal import CorePart
 from prorl.service.core.state import RunRecord
 
 
-class Runs(Part):
+class RunLifecycle(CorePart):
     def end_of_groups(self, run: RunRecord) -> None:
         """The run takes no more groups."""
         if not run.life.last:

@@ -214,7 +214,7 @@ class GroupMembers:
 
 
 @dataclass(slots=True)
-class GroupDecision:
+class GroupOutcome:
     """What became of a group. `Groups` alone writes it."""
 
     state: GroupState = GroupState.OPEN
@@ -243,7 +243,7 @@ class GroupRecord:
     extra: str
     accepted_at: float
     members: GroupMembers = field(default_factory=GroupMembers)
-    decision: GroupDecision = field(default_factory=GroupDecision)
+    decision: GroupOutcome = field(default_factory=GroupOutcome)
     rollouts: list[RolloutRecord] = field(default_factory=list)
 
     def add(self, rollout: RolloutRecord) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 from prorl.control import ControlRow, VersionPublished
 from prorl.errors import ConflictError
-from prorl.service.core.journal import Part
+from prorl.service.core.journal import CorePart
 from prorl.service.core.state import RunRecord
 from prorl.service.log import log_schema as sql
 from prorl.types import RunWeights
 
 
-class Versions(Part):
+class Versions(CorePart):
     def give(self, run: RunRecord, version: int, path: str) -> int:
         """An id for the weights in `path`: `version`, or the next one for 0. The same id and path
         again change nothing. Raises ConflictError for an id that was used for something else, or

@@ -28,7 +28,7 @@ from prorl.errors import FencedError, NotFoundError, UserError
 from prorl.graph import GRAPH
 from prorl.service.core.commits import Commits
 from prorl.service.core.images import digests
-from prorl.service.core.journal import Base, Part
+from prorl.service.core.journal import Base, CorePart
 from prorl.service.core.lifecycle import Event, EventKind
 from prorl.service.core.rollouts import Rollouts
 from prorl.service.core.state import IN_HAND, RolloutRecord, WorkerRecord, WorkerStatus
@@ -53,7 +53,7 @@ class _Away(NamedTuple):
     until: float
 
 
-class Workers(Part):
+class Workers(CorePart):
     def __init__(self, base: Base, rollouts: Rollouts, commits: Commits) -> None:
         super().__init__(base)
         self._rollouts, self._commits = rollouts, commits

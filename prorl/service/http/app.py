@@ -58,10 +58,10 @@ def create_app(gateway: Gateway) -> GuardMiddleware:
         text = metrics.exposition(core, gateway.leases.waiting, code_version())
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
-    @app.get(OPEN, response_model=shapes.Health)
+    @app.get(OPEN, response_model=shapes.HealthReply)
     async def healthz() -> Response:
         """Whether the gateway serves; needs no token."""
-        return reply(shapes.Health(ok=True))
+        return reply(shapes.HealthReply(ok=True))
 
     answer_errors(app)
     app.openapi = _openapi(app)  # type: ignore[method-assign]

@@ -44,12 +44,12 @@ def backend_routes(app: FastAPI, gateway: Gateway) -> None:
     core = gateway.core
     replacing = asyncio.Lock()  # protects the pool between what is read of it and what is made
 
-    @app.get("/v1/backends", response_model=shapes.Backends)
+    @app.get("/v1/backends", response_model=shapes.BackendList)
     async def list_backends() -> Response:
         """The pool, and servers that open runs name: state, work in flight, what is wrong."""
-        return reply(shapes.Backends(backends=core.watched.view()))
+        return reply(shapes.BackendList(backends=core.watched.view()))
 
-    @app.post("/v1/backends", status_code=201, response_model=shapes.BackendState)
+    @app.post("/v1/backends", status_code=201, response_model=shapes.BackendStateReply)
     async def add_backend(body: BackendBody) -> Response:
         """Ask a backend what it is and put it into the pool, or end its drain. 422 says why not."""
         name = valid_url(body.name)
@@ -58,7 +58,7 @@ def backend_routes(app: FastAPI, gateway: Gateway) -> None:
         _set(gateway, name, "ready")
         await gateway.durable()
         return reply(
-            shapes.BackendState(name=name, state=core.state.balancer.state(name).value), 201
+            shapes.BackendStateReply(name=name, state=core.state.balancer.state(name).value), 201
         )
 
     def servers_of(body: HoldBody) -> list[str]:
@@ -89,7 +89,7 @@ def backend_routes(app: FastAPI, gateway: Gateway) -> None:
         failures = await asyncio.gather(*map(gateway.publisher.resume, names))
         return _paused_reply(names, failures)
 
-    @app.put("/v1/backends", response_model=shapes.Backends)
+    @app.put("/v1/backends", response_model=shapes.BackendList)
     async def replace_pool(body: PoolBody) -> Response:
         """Make this the whole pool, at once or not at all."""
         names = list(dict.fromkeys(map(valid_url, body.backends)))
@@ -101,9 +101,9 @@ def backend_routes(app: FastAPI, gateway: Gateway) -> None:
             for name in set(core.state.balancer.states).difference(names):
                 _set(gateway, name, "removed")
             await gateway.durable()
-        return reply(shapes.Backends(backends=core.watched.view()))
+        return reply(shapes.BackendList(backends=core.watched.view()))
 
-    @app.delete("/v1/backends", response_model=shapes.BackendState)
+    @app.delete("/v1/backends", response_model=shapes.BackendStateReply)
     async def remove_backend(name: str, drain: bool = False) -> Response:
         """Take a backend out of the pool, or only drain it; what it serves stays with it."""
         if name not in core.state.balancer.states:
@@ -111,7 +111,7 @@ def backend_routes(app: FastAPI, gateway: Gateway) -> None:
             raise NotFoundError(f"backend {name!r} is not in the pool, which has {pool}")
         _set(gateway, name, "draining" if drain else "removed")
         await gateway.durable()
-        return reply(shapes.BackendState(name=name, state="draining" if drain else "removed"))
+        return reply(shapes.BackendStateReply(name=name, state="draining" if drain else "removed"))
 
 
 def _paused_reply(names: list[str], reasons: list[str]) -> Response:

@@ -19,7 +19,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from prorl.control import Served
+from prorl.control import CallTotals
 from prorl.service.core.core import Core
 from prorl.service.core.observed import BUCKETS, Observed
 from prorl.service.core.state import RunRecord, State
@@ -195,7 +195,7 @@ _REUSE = {
 }
 
 
-def _reuse(label: str, calls: Mapping[str, Served]) -> Iterator[Metric]:
+def _reuse(label: str, calls: Mapping[str, CallTotals]) -> Iterator[Metric]:
     for name, text in _REUSE.items():
         tokens = {(key,): float(getattr(sums, name)) for key, sums in calls.items()}
         yield _counter(f"{label}_{name}_tokens", text, (label,), tokens)

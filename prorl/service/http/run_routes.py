@@ -161,7 +161,7 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         await gateway.durable()
         return reply(views.run_view(core, run))
 
-    @app.get("/v1/runs", response_model=views.Runs)
+    @app.get("/v1/runs", response_model=views.RunList)
     async def list_runs() -> Response:
         """All runs of this root."""
         closed = await asyncio.to_thread(closed_runs, core.log)
@@ -170,7 +170,7 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         runs = core.state.runs
         ended = [runs.get(run.run_id, run) for run in closed if run.run_id not in open_ids]
         listed = (*ended, *open_runs, *gateway.proofs.all())
-        return reply(views.Runs(runs=[views.RunSummary.model_validate(run) for run in listed]))
+        return reply(views.RunList(runs=[views.RunSummary.model_validate(run) for run in listed]))
 
     @app.get("/v1/runs/{run_id}", response_model=views.RunView)
     async def get_run(run_id: str, request: Request) -> Response:
@@ -195,9 +195,9 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
     @app.post(
         "/v1/runs/{run_id}/versions",
         status_code=201,
-        response_model=shapes.VersionPublished,
+        response_model=shapes.PublishedVersion,
         responses=also(
-            shapes.VersionPublished,
+            shapes.PublishedVersion,
             _200="it was published",
             _202="backends still load them: say it again",
         ),
@@ -223,7 +223,7 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
             done = await gateway.publisher.publish(
                 run, body.version, body.path, pause=body.pause, expected=body.expected
             )
-        published = shapes.VersionPublished(
+        published = shapes.PublishedVersion(
             run_id=run_id,
             version=done.version,
             failed=dict(done.failed),

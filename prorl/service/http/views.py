@@ -40,7 +40,7 @@ def at(path: str, **more: Any) -> Any:
     return Field(validation_alias=AliasPath(*path.split(".")), **more)
 
 
-def _steps(spent: Spent) -> shapes.Steps | None:
+def _steps(spent: Spent) -> shapes.StepShares | None:
     if not spent.steps:
         return None
     return {
@@ -73,7 +73,7 @@ class RunSummary(View):
     """Kept groups of a stream that its trainer has not committed."""
     cached_share: float | None = at("effort.calls.cached_share")
     reused_share: float | None = at("effort.calls.reused_share")
-    steps: Annotated[shapes.Steps | None, BeforeValidator(_steps)] = at("effort.recent")
+    steps: Annotated[shapes.StepShares | None, BeforeValidator(_steps)] = at("effort.recent")
     created_at: float
     started_at: Time = at("life.started_at")
     finished_at: Time = at("life.finished_at")
@@ -214,7 +214,7 @@ class NodeSettings(View):
     gateway: str = at("listener.gateway", default="")
 
 
-class Runs(TypedDict):
+class RunList(TypedDict):
     runs: list[RunSummary]
 
 

@@ -46,7 +46,7 @@ class HealthVerdict(StrEnum):
 
 
 @dataclass(slots=True)
-class Health:
+class ServerHealth:
     """One server's; times are seconds on the caller's clock."""
 
     misses: int = 0

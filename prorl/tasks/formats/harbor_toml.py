@@ -38,7 +38,7 @@ class HarborModel(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-class Phase(HarborModel):
+class HarborPhase(HarborModel):
     """Keys that `[agent]` and `[verifier]` share."""
 
     user: User | None = None
@@ -46,7 +46,7 @@ class Phase(HarborModel):
     allowed_hosts: list[str] | None = None
 
 
-class Agent(Phase):
+class HarborAgent(HarborPhase):
     timeout_sec: Seconds | None = None
 
 
@@ -107,7 +107,7 @@ class Collect(HarborModel):
     user: User | None = None
 
 
-class Verifier(Phase):
+class Verifier(HarborPhase):
     timeout_sec: Seconds = 600.0
     env: Variables = {}
     environment_mode: Literal["shared", "separate"] | None = None
@@ -120,7 +120,7 @@ class Verifier(Phase):
         return self.environment_mode == "separate" or self.environment is not None
 
 
-class Solution(HarborModel):
+class HarborSolution(HarborModel):
     env: Variables = {}
 
 
@@ -147,9 +147,9 @@ class TaskToml(HarborModel):
     metadata: dict[str, Any] = {}
     """The author's own: nothing reads it."""
     verifier: Verifier = Verifier()
-    agent: Agent = Agent()
+    agent: HarborAgent = HarborAgent()
     environment: Environment = Environment()
-    solution: Solution = Solution()
+    solution: HarborSolution = HarborSolution()
     source: str | None = None
     multi_step_reward_strategy: Literal["mean", "final"] | None = None
     steps: list[dict[str, Any]] | None = None

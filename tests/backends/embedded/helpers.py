@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from prorl.backends.embedded import TOY
-from prorl.backends.embedded.engine import ActiveRequest, Engine, Settings
+from prorl.backends.embedded.engine import ActiveRequest, Engine, EngineSettings
 from prorl.renderer import ChatMLRenderer
 from prorl.tasks.generated import generate
 from prorl.tokenizer import HFTokenizer
@@ -17,7 +17,7 @@ RENDERER = ChatMLRenderer(HFTokenizer(TOY))
 
 
 def engine(*, version: int = 0, length: int = 512, **settings: int) -> Engine:
-    chosen = Settings(**{"length": length, "max_waiting": 100, **settings})
+    chosen = EngineSettings(**{"length": length, "max_waiting": 100, **settings})
     return Engine(TOY, version=PolicyVersion(version), settings=chosen)
 
 

@@ -22,7 +22,7 @@ import pytest
 
 from prorl.backends.embedded import TOY
 from prorl.backends.embedded.backend import EmbeddedBackend
-from prorl.backends.embedded.engine import Settings
+from prorl.backends.embedded.engine import EngineSettings
 from prorl.backends.embedded.routes import control_routes
 from prorl.backends.server import TokenServer
 from prorl.backends.vllm import VllmBackend
@@ -85,7 +85,7 @@ async def test_a_process_does_not_outlive_a_parent_that_is_gone() -> None:
 
 @asynccontextmanager
 async def _served(
-    settings: Settings | None = None,
+    settings: EngineSettings | None = None,
 ) -> AsyncIterator[tuple[EmbeddedBackend, VllmBackend, aiohttp.ClientSession]]:
     """Server and client in this process; the session is a weight publisher's."""
     engine = EmbeddedBackend(TOY, settings=settings)
@@ -153,7 +153,7 @@ async def test_bad_updates_are_refused_and_serving_goes_on(tmp_path: Path) -> No
 
 
 async def test_a_client_that_goes_away_leaves_the_batch() -> None:
-    async with _served(Settings(rows=2)) as (engine, client, _):
+    async with _served(EngineSettings(rows=2)) as (engine, client, _):
         leaving = [
             asyncio.create_task(
                 client.generate(request(prompts(1)[0], seed, stops=(), max_tokens=400))

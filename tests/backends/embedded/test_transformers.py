@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from prorl.backends.embedded import TOY
-from prorl.backends.embedded.engine import ActiveRequest, Engine, Settings
+from prorl.backends.embedded.engine import ActiveRequest, Engine, EngineSettings
 from prorl.backends.embedded.model import Model
 from prorl.backends.embedded.weights import load
 from prorl.trainer.untie import untie
@@ -100,7 +100,7 @@ def test_other_shapes_ties_and_types_are_read_as_transformers_reads_them(
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
     model.to(getattr(torch, dtype)).save_pretrained(tmp_path)
-    served = Engine(tmp_path, version=PolicyVersion(0), settings=Settings(rows=4, length=128))
+    served = Engine(tmp_path, version=PolicyVersion(0), settings=EngineSettings(rows=4, length=128))
     rng = np.random.default_rng(0)
     starts = [rng.integers(0, 97, size=size).astype(np.int32) for size in (3, 30, 17, 60)]
     rows = run(

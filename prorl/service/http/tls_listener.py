@@ -32,10 +32,10 @@ MAX_CONNECTIONS, ADDRESS_CONNECTIONS = 1024, 256
 CHUNK_BYTES = 64 << 10
 
 Take = Callable[[socket.socket, Caller], None]
-"""Gives a caller's plain bytes to the app; called on the door's thread."""
+"""Gives a caller's plain bytes to the app; called on the listener's thread."""
 
 
-class Door:
+class TlsListener:
     def __init__(self, listener: socket.socket, credentials: AnyCredentials, take: Take) -> None:
         listener.setblocking(False)
         self._listener, self._credentials, self._take = listener, credentials, take
@@ -46,9 +46,9 @@ class Door:
         self._loop: asyncio.AbstractEventLoop
         self._stopping: asyncio.Event
         self._up = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="door", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="tls-listener", daemon=True)
 
-    def __enter__(self) -> Door:
+    def __enter__(self) -> TlsListener:
         self._current_context()  # what is wrong with it is said at the start
         self._thread.start()
         self._up.wait()

@@ -17,8 +17,8 @@ import pytest
 from prorl.flight import FlightNetwork, server
 from prorl.net.tls import Authority, Caller, Credentials, LiveCredentials
 from prorl.protocols import Channel
-from prorl.service.http import door
-from prorl.service.http.door import Door
+from prorl.service.http import tls_listener
+from prorl.service.http.tls_listener import TlsListener
 from tests.net.test_matrix import EMPTY
 from tests.waiting import wait_until
 
@@ -43,10 +43,10 @@ class Echo:
 
 
 @contextmanager
-def opened(shown: Credentials | LiveCredentials, app: Echo) -> Iterator[tuple[int, Door]]:
+def opened(shown: Credentials | LiveCredentials, app: Echo) -> Iterator[tuple[int, TlsListener]]:
     with (
         socket.create_server(("127.0.0.1", 0), backlog=1024) as listener,
-        Door(listener, shown, app.take) as made,
+        TlsListener(listener, shown, app.take) as made,
     ):
         yield listener.getsockname()[1], made
 
@@ -111,7 +111,7 @@ def test_thousands_of_idle_connections_are_no_burden(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are of one address, which takes its own places alone, and for a handshake's time."""
-    monkeypatch.setattr(door, "HANDSHAKE_S", 1.0)
+    monkeypatch.setattr(tls_listener, "HANDSHAKE_S", 1.0)
     authority, app = Authority.of(tmp_path), Echo()
     before = threading.active_count()
     with ExitStack() as stack, opened(authority.credentials("service"), app) as (port, made):
@@ -120,7 +120,7 @@ def test_thousands_of_idle_connections_are_no_burden(
         for _ in range(2000):
             stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
             most = max(most, made._connections["127.0.0.1"])
-        assert 0 < most <= door.ADDRESS_CONNECTIONS
+        assert 0 < most <= tls_listener.ADDRESS_CONNECTIONS
         assert ask(port, authority.credentials("trainer"), source="127.0.0.2") == b"hello"
         wait_until(lambda: not made._connections, "their time is over")
         assert ask(port, authority.credentials("viewer")) == b"hello"
