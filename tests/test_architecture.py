@@ -227,8 +227,8 @@ def _options(node: ast.ClassDef) -> Iterator[ast.keyword]:
 
 
 def test_each_record_of_the_state_has_one_writer() -> None:
-    """`run.delivery.kept += 1` changes what `delivery` is; `worker.in_flight.add(...)` a field that has
-    this name in one of the whole records, whatever the variable is called.
+    """`run.delivery.kept += 1` changes what `delivery` is; `worker.in_flight.add(...)` a field that
+    has this name in one of the whole records, whatever the variable is called.
     """
     fields, pieces, changeable = _records()
     assert fields.keys() == WRITERS.keys()
