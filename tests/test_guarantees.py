@@ -4,16 +4,20 @@ switch the lines off and run the tests.
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
+from tests.faults.all_guards import BY_HAND, switched_off
 from tests.faults.guarantees import PAGE, ROOT, Row, places, pytest_arguments, rows
 
 ROWS = rows(PAGE.read_text())
+PLACES = {row: list(places(row)) for row in ROWS}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.guarantee[:60] for row in ROWS])
 def test_a_row_names_lines_and_tests_that_are_there(row: Row) -> None:
-    found = list(places(row))
+    found = PLACES[row]
     assert found
     assert not [words for words, there in found if not there]
     tests = pytest_arguments(row)
@@ -22,3 +26,14 @@ def test_a_row_names_lines_and_tests_that_are_there(row: Row) -> None:
         assert (ROOT / path).exists(), path
         if name:
             assert f"def {name}(" in (ROOT / path).read_text(), name
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.guarantee[:60] for row in ROWS])
+def test_a_line_that_is_off_leaves_a_program_that_runs(row: Row) -> None:
+    for words, there in PLACES[row]:
+        texts = {place.file: (ROOT / place.file).read_text() for place in there}
+        off = switched_off(dict(texts), there)
+        assert off != texts
+        for text in off.values():
+            ast.parse(text)
+        assert words in BY_HAND or not any(place.unbinds for place in there), words

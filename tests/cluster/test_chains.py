@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.world import PRORL, SLOTS, World, world
-from tests.waiting import wait_until
 
-MANY = 100
+MANY = 4 * SLOTS
 TURN_S = 2.0
 
 pytestmark = pytest.mark.timeout(400)
@@ -33,19 +32,21 @@ def _drain(w: World, name: str) -> None:
 def test_a_chain_on_another_host_joins_drains_the_first_and_it_comes_back(tmp_path: Path) -> None:
     """Nothing is lost or charged: what RUN has begun ends where it began."""
     with world(tmp_path, num_nodes=1, num_hosts=3, turn_s=TURN_S) as w:
-        w.submit(MANY)
+        w.submit(MANY, last=False)
         w.running(SLOTS)
         w.node(3)
-        wait_until(lambda: _holds(w, "n3/worker-0"), "the second chain has come")
+        w.wait_busy(lambda: _holds(w, "n3/worker-0"), "the second chain has come")
         first = w.nodes["n2"]
         _drain(w, "n2")
-        assert first.wait(90) == 0
-        assert w.count("state = 'completed'") < MANY
+        w.wait_busy(lambda: first.poll() is not None, "the first one has left")
+        assert first.returncode == 0
         w.node(2)
-        wait_until(lambda: _holds(w, "n2/worker-0"), "the first one is back")
+        w.wait_busy(lambda: _holds(w, "n2/worker-0"), "the first one is back")
         second = w.nodes["n3"]
         _drain(w, "n3")
-        assert second.wait(90) == 0
+        w.wait_busy(lambda: second.poll() is not None, "the second one has left")
+        assert second.returncode == 0
+        w.submit(SLOTS)
         w.finish()
         assert w.charges()[1:] == (0, 0)
         assert w.charges()[0] <= 2 * SLOTS, "INIT's leases go back at once; what RUN has, ends"
@@ -54,12 +55,13 @@ def test_a_chain_on_another_host_joins_drains_the_first_and_it_comes_back(tmp_pa
 def test_the_chain_of_the_service_leaves_and_gateway_and_store_go_on(tmp_path: Path) -> None:
     """From memory to the socket in the middle of a run: the next host takes over."""
     with world(tmp_path, num_nodes=0, num_hosts=2, layout=("service.workers=0",)) as w:
-        w.submit(MANY // 2)
+        w.submit(MANY, last=False)
         w.running(SLOTS)
         w.node(2)
-        wait_until(lambda: _holds(w, "n2/worker-0"), "a chain of another host has come")
+        w.wait_busy(lambda: _holds(w, "n2/worker-0"), "a chain of another host has come")
         _drain(w, "local")
-        wait_until(lambda: not _holds(w, "service"), "the service's own chain has left")
+        w.wait_busy(lambda: not _holds(w, "service"), "the service's own chain has left")
+        w.submit(SLOTS)
         w.finish()
         assert w.charges()[1:] == (0, 0)
         assert w.charges()[0] <= SLOTS

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,9 +28,10 @@ import sys, prorl
 from prorl.types import Task
 client = prorl.connect(sys.argv[1])
 client.create_run(run_id="far")
+first, num, last = map(int, sys.argv[2:])
 tasks = [Task(task_id=f"t{i}", env="math", prompt="2 + 2?", data={"answer": "4"})
-         for i in range(int(sys.argv[2]))]
-client.submit("far", tasks, n=1, key="k", last=True)
+         for i in range(first, first + num)]
+client.submit("far", tasks, n=1, key=f"k{first}", last=bool(last))
 """
 
 
@@ -57,11 +58,25 @@ class World:
         self.nodes[name] = _start(self.hosts, host, argv, self.path / f"{name}.log")
         return self.nodes[name]
 
-    def submit(self, num: int) -> None:
-        """A run of so many rollouts."""
-        self.num = num
-        argv = [sys.executable, "-c", SUBMIT, str(self.root), str(num)]
-        subprocess.run(self.hosts.argv(1, *argv), check=True)
+    def submit(self, num: int, last: bool = True) -> None:
+        """Submit so many further rollouts; the first call creates the run, the last one ends it."""
+        argv = [sys.executable, "-c", SUBMIT, str(self.root), str(self.num), str(num)]
+        subprocess.run(self.hosts.argv(1, *argv, str(int(last))), check=True)
+        self.num += num
+
+    def wait_busy(
+        self, holds: Callable[[], object], what: str, limit_s: float = PATIENCE_S
+    ) -> float:
+        """Wait for a condition while rollouts are always queued, however long it takes. Returns
+        the seconds. The run must still be open (`last=False`).
+        """
+
+        def check() -> object:
+            if self.count("state = 'queued'") < 4 * SLOTS:
+                self.submit(4 * SLOTS, last=False)
+            return holds()
+
+        return wait_until(check, what, limit_s)
 
     def log(self, query: str) -> list[tuple[int, ...]]:
         """Rows of the control log."""

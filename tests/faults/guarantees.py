@@ -45,6 +45,8 @@ class Place(NamedTuple):
     stop: int
     off: str
     """What stands there when it is switched off."""
+    unbinds: bool = False
+    """Whether a name would have no value then: any test would fail, whatever it looks at."""
 
 
 def rows(page: str) -> list[Row]:
@@ -131,11 +133,11 @@ def _of_file(root: Path, file: str, words: str, scope: str) -> list[Place]:
         starts.append(starts[-1] + len(line))
     words, inside = words.removesuffix("(...)"), range(1, len(starts))
     if scope:
-        node = _definition(tree, scope)
+        node = _definitions(path).get(scope)
         if node is None:
             return []
         inside = range(node.lineno + 1, (node.end_lineno or 0) + 1)
-    if not scope and NAME.fullmatch(words) and (node := _definition(tree, words)) is not None:
+    if not scope and NAME.fullmatch(words) and (node := _definitions(path).get(words)) is not None:
         return [_place(file, words, node, text, starts)]
     found = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -147,16 +149,18 @@ def _of_file(root: Path, file: str, words: str, scope: str) -> list[Place]:
     return found
 
 
-def _definition(tree: ast.Module, name: str) -> ast.stmt | None:
-    *owner, last = name.split(".")
-    for node in ast.walk(tree):
+@cache
+def _definitions(path: Path) -> dict[str, ast.stmt]:
+    """The functions of a file by name, the outermost of each; methods by `Class.name`, too."""
+    found: dict[str, ast.stmt] = {}
+    for node in ast.walk(_read(path)[1]):
         body = getattr(node, "body", None)
-        if owner and not (isinstance(node, ast.ClassDef) and node.name == owner[0]):
-            continue
         for each in body if isinstance(body, list) else []:
-            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name == last:
-                return each
-    return None
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+                found.setdefault(each.name, each)
+                if isinstance(node, ast.ClassDef):
+                    found.setdefault(f"{node.name}.{each.name}", each)
+    return found
 
 
 def _statement(tree: ast.Module, line: int) -> ast.stmt | None:
@@ -198,4 +202,7 @@ def _place(file: str, words: str, node: ast.stmt, text: str, starts: list[int]) 
             return Place(file, words, start, stop, "yield" if yields else "return None")
         case ast.Return():
             return Place(file, words, *span(node), "return None")
-    return Place(file, words, *span(node), "pass")
+    unbinds = isinstance(node, ast.Import | ast.ImportFrom) or any(
+        isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store) for part in ast.walk(node)
+    )
+    return Place(file, words, *span(node), "pass", unbinds)
