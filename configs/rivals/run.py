@@ -75,17 +75,20 @@ class Player:
     env: dict[str, str] = field(default_factory=dict)
     script: str = ""
     """`play_SCRIPT.py` is its trainer; by default its name says it."""
-    only_clean: bool = False
-    """A further row of a player: nothing is struck."""
+    only: str = ""
+    """A further row of a player: `clean`, nothing is struck; `faults`, something always is."""
 
 
 def venv(name: str) -> Path:
     return VENVS / name / "bin" / "python"
 
 
-def prorl_daemons(folder: Path, url: str, port: int, kind: str = "pyns") -> dict[str, list[str]]:
+def prorl_daemons(
+    folder: Path, url: str, port: int, kind: str = "pyns", workers: int | str = "auto"
+) -> dict[str, list[str]]:
     settings = {
         "sandbox.kind": kind,
+        "workers": workers,
         "tokenizer": ROOT / "prorl" / "assets" / "toy",
         "load_code": "true",
         "run.slots": IN_FLIGHT,
@@ -130,7 +133,15 @@ PLAYERS = {
             Path(sys.executable),
             partial(prorl_daemons, kind="apptainer"),
             script="prorl",
-            only_clean=True,
+            only="clean",
+        ),
+        Player(
+            "prorl-workers",
+            Path(sys.executable),
+            partial(prorl_daemons, workers=1),
+            {"service": "prorl.deploy.service", "worker": "prorl.stages"},
+            script="prorl",
+            only="faults",
         ),
     )
 }
@@ -428,18 +439,19 @@ class Cell:
 def cells(what: str, names: list[str]) -> list[Cell]:
     """In the order in which they matter, in turns: the machine's mood is everybody's."""
     found: list[Cell] = []
+    whole = [name for name in names if PLAYERS[name].only != "faults"]
     if what != "faults":
-        found += [Cell(name, "", 0) for name in names]
+        found += [Cell(name, "", 0) for name in whole]
     if what != "clean":
         only = os.environ.get("RIVALS_FAULTS")
         for name in names:
             player = PLAYERS[name]
-            if player.only_clean:
+            if player.only == "clean":
                 continue
             kinds = [*player.daemons(Path(), "", 0), *player.kinds, "trainer", "frozen"]
             found += [Cell(name, kind, 0) for kind in kinds if not only or kind in only.split(",")]
     if what != "faults":
-        found += [Cell(name, "", turn) for turn in range(1, REPEATS) for name in names]
+        found += [Cell(name, "", turn) for turn in range(1, REPEATS) for name in whole]
     return found
 
 
