@@ -1,7 +1,8 @@
 """Any part of a service is stopped for a while (`docker pause`, `scontrol suspend`, a laptop's lid,
 a disk that hangs) and goes on: nothing is lost, nothing is there twice, and no policy pays for it.
 
-`PRORL_FREEZES=pairs` stops every pair of processes for every length; the default is a table of
+In both layouts: everything in one process `service`, and each part that can be in a process of its
+own. `PRORL_FREEZES=pairs` stops every pair of processes for every length; the default is a table of
 those that have differed.
 """
 
@@ -44,25 +45,36 @@ PARTS = {
 """Words of the command of each."""
 EVERYTHING = ("everything",)
 LENGTHS_S = (5, 12, 40, 60)
-FREEZES: list[tuple[tuple[str, ...], int]] = [(EVERYTHING, 40)]
+LAYOUTS = {
+    "apart": (
+        "service.workers=1",
+        "service.eval.own_processes=1",
+        "service.store.own_process=true",
+    ),
+    "together": ("service.workers=0",),
+}
+IN_SERVICE = {"store", "worker", "eval"}
+"""Parts that have no process of their own when they are together."""
 if os.environ.get("PRORL_FREEZES") == "pairs":
-    singles: list[tuple[str, ...]] = [(name,) for name in PARTS]
-    FREEZES += [(who, s) for who in (*singles, *combinations(PARTS, 2)) for s in LENGTHS_S]
+    _groups = [*((name,) for name in PARTS), *combinations(PARTS, 2)]
+    _freezes = [(who, s) for who in _groups for s in LENGTHS_S]
 else:
-    FREEZES += [((name,), 12) for name in PARTS]
-    pairs = (
-        ("service", "store"),
-        ("service", "worker"),
-        ("worker", "model"),
-        ("supervisor", "worker"),
-    )
-    FREEZES += [(pair, 40) for pair in pairs]
+    _freezes = [((name,), 12) for name in PARTS]
+    _freezes += [(pair, 40) for pair in (("service", "store"), ("service", "worker"))]
+    _freezes += [(pair, 40) for pair in (("worker", "model"), ("service", "model"))]
+    _freezes += [(("supervisor", "worker"), 40), (("supervisor", "service"), 40)]
+FREEZES = [
+    (layout, who, s)
+    for layout in LAYOUTS
+    for who, s in [(EVERYTHING, 40), *_freezes]
+    if layout == "apart" or not IN_SERVICE & {*who}
+]
 
 
 class Frozen:
     """A service with a model server of its own, all of whose processes can be stopped."""
 
-    def __init__(self, root: Path, sandbox_kind: str) -> None:
+    def __init__(self, root: Path, sandbox_kind: str, layout: str) -> None:
         self.root = root
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -73,17 +85,16 @@ class Frozen:
         serve = [sys.executable, "-m", "prorl.cli", "serve", "--root", str(root)]
         sets = (
             f'service.backends=["http://127.0.0.1:{port}"]',
+            "service.tokenizer=bytes",
             "service.run.slots=8",
-            "service.workers=1",  # each part that can be has a process of its own
-            "service.eval.own_processes=1",
-            "service.store.own_process=true",
+            *LAYOUTS[layout],
             f"service.sandbox.kind={sandbox_kind}",
         )
         serve += [word for one in sets for word in ("--set", one)]
         self._service = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)
         for process, word in ((self._model, "ready"), (self._service, "serving")):
             assert process.stdout is not None
-            next(line for line in process.stdout if line.startswith(word))
+            assert any(line.startswith(word) for line in process.stdout), f"no {word!r}"
 
     def pids(self, who: tuple[str, ...]) -> list[int]:
         """Of these parts, which the supervisor may be replacing just now."""
@@ -108,8 +119,10 @@ class Frozen:
 
 
 @pytest.fixture(scope="module")
-def frozen(tmp_path_factory: pytest.TempPathFactory, sandbox_kind: str) -> Iterator[Frozen]:
-    made = Frozen(tmp_path_factory.mktemp("stopped") / "root", sandbox_kind)
+def frozen(
+    tmp_path_factory: pytest.TempPathFactory, sandbox_kind: str, request: pytest.FixtureRequest
+) -> Iterator[Frozen]:
+    made = Frozen(tmp_path_factory.mktemp("stopped") / "root", sandbox_kind, request.param)
     yield made
     made.close()
 
@@ -125,7 +138,10 @@ def _until(holds: Callable[[Client], bool], client: Client, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("who", "away_s"), FREEZES, ids=[f"{'+'.join(who)}-{s}s" for who, s in FREEZES]
+    ("frozen", "who", "away_s"),
+    FREEZES,
+    ids=[f"{layout}-{'+'.join(who)}-{s}s" for layout, who, s in FREEZES],
+    indirect=["frozen"],
 )
 def test_a_stop_is_charged_to_no_policy(frozen: Frozen, who: tuple[str, ...], away_s: int) -> None:
     run = f"{'-'.join(who)}-{away_s}"
