@@ -8,6 +8,7 @@ import asyncio
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -20,7 +21,6 @@ from prorl.client.client import Client
 from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, service, signals
 from prorl.linux.procfs import descendants
-from prorl.storage.read.catalog import StoredRun
 from prorl.types import Json, Task
 from tests.backends.tap import Call
 from tests.backends.trial import (
@@ -28,7 +28,6 @@ from tests.backends.trial import (
     check_exact,
     check_left_alone,
     check_nothing_charged,
-    p90_s,
     until_out,
 )
 from tests.faults.model_server import TURNS, logprob_of, says
@@ -39,10 +38,8 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 ROLLOUTS = 64
 AWAY_S = 60.0
-DEAD_S, FROZEN_S = 1.0, 3.0
-"""So long after a server was struck, nothing more is asked of it."""
-SLOWER = 1.2
-"""What others' rollouts may take, against an undisturbed run."""
+NEWS_S = 1.0
+"""So long after the gateway has put a server out, RUN has heard it, also on a busy machine."""
 END_ID = int(says(0)[-1])
 
 
@@ -96,7 +93,7 @@ async def until_tokens(pool: Sequence[ModelServer], calls: int) -> None:
             await asyncio.sleep(0.1)
 
 
-def check_stored(root: Path, pool: Sequence[ModelServer], count: int) -> tuple[StoredRun, int]:
+def check_stored(root: Path, pool: Sequence[ModelServer], count: int) -> int:
     """All completed at no cost, all as the wire had it; how many calls were continued."""
     stored = check_complete(root / "r", count)
     check_nothing_charged(stored, count, stop="done")
@@ -104,27 +101,14 @@ def check_stored(root: Path, pool: Sequence[ModelServer], count: int) -> tuple[S
     end = says(TURNS - 1).tolist()
     for row in rows(stored, "select token_ids, span_end from sequences"):
         assert row["token_ids"][row["span_end"][-1] - len(end) :] == end
-    return stored, continued
-
-
-async def undisturbed_s(folder: Path, kind: str) -> float:
-    """p90 of the same rollouts with nobody hurt."""
-    folder.mkdir()
-    async with servers(folder, 4) as pool:
-        root = folder / "root"
-        async with signals() as stop, service(config(root, kind, pool), stop) as running:
-            client = client_of(running)
-            await submit(client, ROLLOUTS)
-            await follow(client, running, "r", ROLLOUTS, quiet=True)
-        stored, _ = check_stored(root, pool, ROLLOUTS)
-        return p90_s(stored, asked(root), [one.url for one in pool])
+    return continued
 
 
 async def test_one_killed_and_one_frozen_of_four_cost_nothing(
     tmp_path: Path, sandbox_kind: str
 ) -> None:
+    """A server that is out is asked nothing; a rollout on the others asks nothing twice."""
     before = set(descendants(os.getpid()))
-    calm_s = await undisturbed_s(tmp_path / "calm", sandbox_kind)
     root = tmp_path / "root"
     async with servers(tmp_path, 4) as pool:
         async with (
@@ -137,25 +121,25 @@ async def test_one_killed_and_one_frozen_of_four_cost_nothing(
             await until_tokens(pool, 4)
             pool[0].strike(signal.SIGKILL)
             killed_at = time.monotonic()
-            dead_s = await until_out(client, pool[0].url, 5)
+            dead_s = await until_out(client, pool[0].url, 30)
             pool[1].strike(signal.SIGSTOP)
             stopped_at = time.monotonic()
-            frozen_s = await until_out(client, pool[1].url, 10)
-            await asyncio.wait_for(finished, 120)
+            frozen_s = await until_out(client, pool[1].url, 30)
+            await asyncio.wait_for(finished, 300)
             pool[1].strike(signal.SIGCONT)
-        stored, continued = check_stored(root, pool, ROLLOUTS)
+        continued = check_stored(root, pool, ROLLOUTS)
         calls = asked(root)
         assert {call.edge for call in calls} == {one.url for one in pool}
-        struck_s = p90_s(stored, calls, [one.url for one in pool[2:]])
         print(
-            f"dead out after {dead_s:.2f} s, frozen after {frozen_s:.2f} s, {continued} continued;"
-            f" p90 of rollouts on the others {struck_s:.2f} s, undisturbed {calm_s:.2f} s"
-            f" ({struck_s / calm_s:.2f}x)"
+            f"dead out after {dead_s:.2f} s, frozen after {frozen_s:.2f} s, {continued} continued"
         )
         assert continued > 0
-        check_left_alone(calls, pool[0].url, killed_at + DEAD_S)
-        check_left_alone(calls, pool[1].url, stopped_at + FROZEN_S)
-        assert struck_s < SLOWER * calm_s
+        check_left_alone(calls, pool[0].url, killed_at + dead_s + NEWS_S)
+        check_left_alone(calls, pool[1].url, stopped_at + frozen_s + NEWS_S)
+        struck = {call.key for call in calls if call.edge in (pool[0].url, pool[1].url)}
+        others = Counter(call.key for call in calls if call.key not in struck)
+        assert others
+        assert set(others.values()) == {TURNS}
     check_nothing_left(root, before)
 
 
