@@ -14,7 +14,7 @@ from tests.cluster.world import PRORL, SLOTS, World, world
 MANY = 4 * SLOTS
 TURN_S = 2.0
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 
 def _holds(w: World, name: str) -> bool:

@@ -26,7 +26,7 @@ from tests.integration.services import Listening, settings, struck
 torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")
 transformers = pytest.importorskip("transformers", reason="the extra `torch` is not installed")
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
 VERSIONS = 20
 WAVE = 40
