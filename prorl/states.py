@@ -91,6 +91,10 @@ class Lineage(StrEnum):
     """The continuation of an earlier conversation after the agent summarised its history."""
 
 
+TASK_LINEAGES = (Lineage.MAIN, Lineage.COMPACTED)
+"""Conversations that work on the task; they train where a run does not say otherwise."""
+
+
 class FinishReason(StrEnum):
     """Why one model call ended (vLLM's words)."""
 

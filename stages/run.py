@@ -191,6 +191,7 @@ class RunOperator(StageOperator):
                     journal=journal,
                     desk=self._desk,
                     routed_experts=lease.keep_routed_experts,
+                    train=lease.train,
                     renderer_spec=lease.renderer,
                 )
                 agent = env.agent if isinstance(env, BringsAgent) else lease.agent

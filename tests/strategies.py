@@ -65,6 +65,7 @@ leases = st.builds(
     backend=text,
     run_seed=st.integers(0, 2**62),
     queue_s=seconds,
+    train=st.lists(st.sampled_from(Lineage), min_size=1, unique=True).map(tuple),
 )
 calls = st.builds(ToolCall, text, st.dictionaries(text, json_values, max_size=2), text, text, text)
 messages = st.builds(

@@ -202,7 +202,7 @@ class Attempt:
         self, lineage: Lineage = Lineage.SUBAGENT, *, origin: int = -1
     ) -> Conversation:
         """A conversation of its own. What is sampled in one of lineage `main` or `compacted`
-        trains, in one of `subagent` or `auxiliary` it does not.
+        trains, in one of `subagent` or `auxiliary` where the run's `train` names it.
         """
         self._num_conversations += 1
         return Conversation(self, self._num_conversations - 1, lineage, origin)

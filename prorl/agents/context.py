@@ -11,6 +11,7 @@ from prorl.journal import AttemptJournal
 from prorl.limits import Deadline
 from prorl.protocols import Backend, Env, Sandbox
 from prorl.renderer.apart import AnyRenderer
+from prorl.states import TASK_LINEAGES, Lineage
 from prorl.types import (
     FIRST_VERSION,
     AttemptKey,
@@ -53,6 +54,8 @@ class AttemptContext:
     limits: RolloutLimits = field(default_factory=RolloutLimits)
     sample_index: int = 0
     run_seed: int = 0
+    train: tuple[Lineage, ...] = TASK_LINEAGES
+    """Lineages whose sampled ids train."""
     min_version: PolicyVersion = FIRST_VERSION
     journal: AttemptJournal = field(default_factory=AttemptJournal)
     """What an earlier life of the attempt has recorded, and where this one is written down."""

@@ -35,9 +35,6 @@ from prorl.types import (
 if TYPE_CHECKING:
     from prorl.types import Float32, Int16, Int32
 
-TRAINED = (Lineage.MAIN, Lineage.COMPACTED)
-"""Lineages that train: the task's conversation, and what it became after compactions."""
-
 _FIRST_CAPACITY = 4096
 
 

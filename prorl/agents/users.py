@@ -33,7 +33,7 @@ from prorl.agents.attempt import AttemptFacts, CallRequest, PolicyReply, SampleR
 from prorl.agents.calls import ToolCalls
 from prorl.agents.context import AttemptContext
 from prorl.agents.ending import End, concluded, end_of, end_with
-from prorl.agents.record import TRAINED, SequenceRecord
+from prorl.agents.record import SequenceRecord
 from prorl.agents.sampler import Sampler, derive_seed
 from prorl.errors import (
     BudgetError,
@@ -48,6 +48,7 @@ from prorl.helper.process import Helper
 from prorl.renderer.apart import Rendering, check_fits, check_room, text_bytes
 from prorl.sandbox_calls import SANDBOX_OPS, call_sandbox
 from prorl.schema import MAX_SEGMENTS
+from prorl.states import TASK_LINEAGES
 from prorl.tokenizer import max_token_bytes
 from prorl.types import (
     Completion,
@@ -178,7 +179,7 @@ class _Drive:
             if not asking.cancelled():
                 asking.exception()  # or it is the one that is raised below
             for sequence in {id(s.sequence): s.sequence for s in self._replies.values()}.values():
-                if sequence.lineage not in TRAINED:
+                if sequence.lineage not in self._context.train:
                     sequence.untrain()
         return self._end.result() if self._end.done() else asking.result()
 
@@ -341,7 +342,7 @@ class _Drive:
         if await self._rendering.starts_segment(new):
             parent = last.sequence.segment
             compact = replace(request, lineage=Lineage.COMPACTED)
-            if last.sequence.lineage not in TRAINED:
+            if last.sequence.lineage not in TASK_LINEAGES:
                 compact = request
             return await self._begun(compact, [*last.messages, *new], last.tools, parent)
         room, num_bytes = limits.max_tokens - last.end, text_bytes(new)
@@ -402,7 +403,7 @@ class _Drive:
             messages=(*placed.messages, message),
         )
         is_cut = completion.finish_reason is FinishReason.LENGTH and not message.tool_calls
-        if sequence.lineage in TRAINED:
+        if sequence.lineage in TASK_LINEAGES:
             self.record.final = message.content
             self._cut_text = message.content if is_cut else None
         return PolicyReply(

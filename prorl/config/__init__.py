@@ -22,6 +22,7 @@ from prorl.errors import ConfigError
 from prorl.filters import FILTERS, PASS_RATE
 from prorl.graph import GRAPH
 from prorl.linux import failpoints
+from prorl.states import TASK_LINEAGES, Lineage
 from prorl.types import RolloutLimits, SamplingParams
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")
@@ -606,6 +607,13 @@ class RunConfig(StrictModel):
         default="report",
         description="a tool call that may have run when its worker died: report it to the policy,"
         " or fail the attempt",
+    )
+    train: tuple[Lineage, ...] = Field(
+        default=TASK_LINEAGES,
+        min_length=1,
+        description="conversations of a rollout that train: main (it was given the task), compacted"
+        " (main after its history was summarised), subagent (another with tools), auxiliary"
+        " (another without tools, such as a title)",
     )
     routed_experts: bool = Field(
         default=False,

@@ -99,6 +99,7 @@ LEASED = versioned(
             pa.bool_(),
             "whether model servers are asked which experts a token took",
         ),
+        required("train", list_of(pa.utf8()), "lineages whose sampled ids train"),
     ],
     "edge/lease",
 )

@@ -17,6 +17,7 @@ from prorl.schema import RAN, READY, SCORED
 from prorl.schema.fields import MESSAGE, REWARD_PART, TURN
 from prorl.schema.rows import Added, Row
 from prorl.schema.sequences import routed_values, sequence_values
+from prorl.states import TASK_LINEAGES, Lineage
 from prorl.task_json import task_from_json
 from prorl.types import (
     UNSCORED,
@@ -57,6 +58,7 @@ class Lease:
     on_lost_tool_call: str = ""
     """What becomes of a tool call that may have run when its worker died; empty: no journal."""
     keep_routed_experts: bool = False
+    train: tuple[Lineage, ...] = TASK_LINEAGES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +151,7 @@ def read_lease(row: Row) -> Lease:
         task=read_task(row),
         sampling=SamplingParams(**row.value("sampling")),
         limits=RolloutLimits(**row.value("limits")),
+        train=tuple(map(Lineage, row.value("train"))),
         **{name: row.value(name) for name in _PLAIN},
     )
 

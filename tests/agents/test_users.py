@@ -226,6 +226,10 @@ async def test_conversations_side_by_side_and_forks_are_sequences_that_train_onc
 ) -> None:
     backend = said("aaaaaaaa", "bbbbbbbb", "main", "left", "right")
     trajectory = await drive(agents, "Many", context(backend))
+    train = (Lineage.MAIN, Lineage.SUBAGENT)
+    same = said("aaaaaaaa", "bbbbbbbb", "main", "left", "right")
+    wider = await drive(agents, "Many", context(same, train=train))
+    assert [sequence.weight for sequence in wider.sequences] == [0.25] * 4
     assert (trajectory.stop_reason, trajectory.artifact) == (StopReason.DONE, b"right")
     lineages = [sequence.lineage for sequence in trajectory.sequences]
     assert lineages == [Lineage.SUBAGENT, Lineage.SUBAGENT, Lineage.MAIN, Lineage.MAIN]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from prorl.agents.capture.canonical import Asked, chain
 from prorl.agents.capture.ledger import Call, Ledger
 from prorl.agents.sampler import Sampler
+from prorl.states import TASK_LINEAGES
 from prorl.testing import RENDERER, sampled
 from prorl.types import (
     Completion,
@@ -58,10 +59,10 @@ class Says:
 class Agent:
     """Conversations of one attempt; each op is something that agents were seen to do."""
 
-    def __init__(self) -> None:
+    def __init__(self, train: tuple[Lineage, ...] = TASK_LINEAGES) -> None:
         self.backend = Says()
         self.sampler = Sampler(attempt(self.backend))
-        self.ledger = Ledger(attempt(self.backend), self.sampler)
+        self.ledger = Ledger(attempt(self.backend, train=train), self.sampler)
         self.asked: list[Asked] = []
         self.calls: list[Call] = []
         """In the order of the requests."""
@@ -202,6 +203,25 @@ async def test_lineages_and_what_trains() -> None:
     assert trained(agent) == {1, 2, 4, 5}
     assert agent.ledger.counts["edited_replies"] == 1
     assert agent.ledger.counts["forked_calls"] == 1
+
+
+@pytest.mark.parametrize("train", [TASK_LINEAGES, (*TASK_LINEAGES, Lineage.SUBAGENT)])
+async def test_sub_agents_and_what_they_become_train_where_the_run_names_them(
+    train: tuple[Lineage, ...],
+) -> None:
+    agent = Agent(train)
+    await agent.begin("fix it")
+    tools = (ToolSpec("look", "", {}),)
+    await agent.begin("list the files", tools)
+    retold = (*agent.asked[1].messages, Message(role="user", content="anew"))
+    await agent.ask(Asked(messages=retold, tools=tools))  # no echo: a sequence of its own
+    await agent.ledger.close()
+    weight = 1 / 3 if Lineage.SUBAGENT in train else 0.0
+    sequences = agent.sampler.record.sequences
+    lineages = [sequence.lineage for sequence in sequences]
+    assert lineages == [Lineage.MAIN, Lineage.SUBAGENT, Lineage.SUBAGENT]
+    weights = [sequence.weight for sequence in sequences]
+    assert weights == pytest.approx([1 - 2 * weight, weight, weight])
 
 
 async def test_of_repeated_prompts_the_one_that_goes_on_trains() -> None:

@@ -85,6 +85,36 @@ async def test_a_program_and_a_guest_play_beside_each_other(make_plan: Make, wor
     assert any(line.startswith("  door      0 of 6") for line in lines(summarise(plan.directory)))
 
 
+TWO = """
+import json, os, urllib.request
+tools = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
+for prompt in ("main", "sub"):
+    body = {"messages": [{"role": "user", "content": prompt}], "tools": tools}
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode())).read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("train", "weights"),
+    [("", {"main": 1.0, "subagent": 0.0}), ("subagent", {"main": 0.5, "subagent": 0.5})],
+)
+async def test_a_run_says_which_conversations_train(
+    make_plan: Make, workers: int, train: str, weights: dict[str, float]
+) -> None:
+    plan = make_plan(
+        [{"task_id": "noop/1", "env": "noop", "prompt": "Say anything."}],
+        f"service.workers={workers}",
+        f"run.agent=command: python3 -c {shlex.quote(TWO)}",
+        *([f'run.train=["main", "{train}"]'] if train else []),
+        policy="noop",
+    )
+    assert await run_plan(plan, json=True) == 0
+    stored = check_complete(plan.directory, 1)
+    sequences = rows(stored, "select lineage, weight from sequences")
+    assert {row["lineage"]: row["weight"] for row in sequences} == weights
+
+
 async def test_rows_that_wait_for_a_guest_hold_nobody_up(make_plan: Make, workers: int) -> None:
     """Twelve rows of an absent guest and two slots of RUN: the others end, then it comes."""
     data = {"guest": "absent", "answer": "42"}

@@ -36,7 +36,6 @@ from prorl.agents.capture.canonical import (
     Reply,
     canonical_arguments,
 )
-from prorl.agents.record import TRAINED
 from prorl.errors import BudgetError, RolloutError, TaskError, boundary
 from prorl.renderer.apart import (
     LIGHT_BYTES,
@@ -45,6 +44,7 @@ from prorl.renderer.apart import (
     text_bytes,
 )
 from prorl.schema import MAX_SEGMENTS
+from prorl.states import TASK_LINEAGES
 from prorl.tokenizer import max_token_bytes
 from prorl.types import DoorCounts, FailureCode, Lineage, Message, ToolCall, ToolSpec
 
@@ -246,7 +246,7 @@ class Ledger:
 
         The first with tools has the task; where no agent names tools, the first.
         """
-        main = [call for call in self._calls if call.sequence.lineage in TRAINED]
+        main = [call for call in self._calls if call.sequence.lineage in TASK_LINEAGES]
         if not main or (asked.tools and not main[0].has_tools):
             for call in main:
                 call.sequence.lineage = Lineage.AUXILIARY
@@ -254,7 +254,9 @@ class Ledger:
             return Lineage.MAIN, -1
         for length in range(len(asked.messages) - 1, 0, -1):
             if calls := self._by_prompt.get(digests[length]):
-                return Lineage.COMPACTED, calls[-1].sequence.segment
+                origin = calls[-1].sequence
+                is_tasks = origin.lineage in TASK_LINEAGES
+                return Lineage.COMPACTED if is_tasks else origin.lineage, origin.segment
         if digests[1] == self._main:
             return Lineage.COMPACTED, main[-1].sequence.segment
         return Lineage.SUBAGENT if asked.tools else Lineage.AUXILIARY, -1
@@ -357,7 +359,7 @@ class Ledger:
             cached_tokens=completion.cached_tokens,
         )
         self._record.messages.append(call.reply.message)
-        if call.sequence.lineage in TRAINED:
+        if call.sequence.lineage in TASK_LINEAGES:
             self._record.final = said.content
         return call.reply
 
@@ -396,7 +398,7 @@ class Ledger:
             self.counts["unused_replies"] += 1
             call.sequence.untrain(call.number)
         for sequence in {id(call.sequence): call.sequence for call in self._calls}.values():
-            if sequence.lineage not in TRAINED:
+            if sequence.lineage not in self._context.train:
                 sequence.untrain()
         counted = {field.name: self.counts[field.name] for field in fields(DoorCounts)}
         self._record.door = DoorCounts(**counted)

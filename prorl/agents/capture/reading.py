@@ -41,7 +41,7 @@ class Dialect(Protocol):
 
     @property
     def KEEP_ALIVE(self) -> bytes:
-        """Written into a stream whose reply is not there yet."""
+        """Returns what is written into a stream whose reply is not there yet."""
 
     def parse(self, body: dict[str, Json]) -> Asked:
         """What a request asks. Raises RefusedError."""
@@ -68,7 +68,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
         ":streamGenerateContent": gemini.STREAM,
     }
 )
-"""By how the address of a request ends."""
+"""The dialects, by how the address of a request ends."""
 COUNTS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "/messages/count_tokens": ("/messages", "input_tokens"),

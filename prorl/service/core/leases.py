@@ -238,6 +238,7 @@ class Leases(CorePart):
             group.extra,
             config.on_lost_tool_call if config.journal == "node" else "",
             config.routed_experts,
+            list(config.train),
         )
 
 
