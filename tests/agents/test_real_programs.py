@@ -125,6 +125,8 @@ CASES = {
     ),
     "gemini-cli": Case(agent="gemini-cli", tool="run_shell_command"),
     "pi": Case(agent="pi"),
+    "kimi-code": Case(agent="kimi-code", tool="Bash"),
+    "hermes": Case(agent="hermes", tool="terminal"),
     # it tells its past anew in each call
     "aider": Case(agent="aider", tool="", calls=2, sequences=2),
     "pydantic-ai": Case(
