@@ -9,14 +9,12 @@ import asyncio
 import json
 import os
 import socket
-import subprocess
-import sys
-from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prorl.linux.python_path import python_path
-from prorl.sandbox.launch.spec import MESSAGE_BYTES, Launch
+from prorl.sandbox.launch.packets import PacketChild
+from prorl.sandbox.launch.spec import Launch
 
 TOOL_SERVER = "prorl.tools.server.main"
 """Loaded by name: the tool server is not a part of this package, and inside an image it is a
@@ -47,28 +45,22 @@ class ZygoteClient:
     ) -> None:
         self._place = place
         self._on_started, self._on_exit, self._on_lost = on_started, on_exit, on_lost
-        self._unsent: deque[tuple[bytes, list[int]]] = deque()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: PacketChild | None = None
 
     @property
     def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
+        assert self._child is not None
+        return self._child.pid
 
     def start(self) -> None:
-        """Spawn it. Call from the main thread: PDEATHSIG follows the thread that forks."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        arguments = (str(theirs.fileno()), str(os.getpid()), TOOL_SERVER, self._place)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "prorl.sandbox.launch.zygote", *arguments],
-            env=self._environment(),
-            pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL,
+        """Spawn it. Call from the main thread."""
+        self._child = PacketChild(
+            "prorl.sandbox.launch.zygote",
+            (TOOL_SERVER, self._place),
+            self._environment(),
+            self._receive,
+            self._on_lost,
         )
-        theirs.close()
-        self._control = ours
-        asyncio.get_running_loop().add_reader(ours, self._receive)
 
     def _environment(self) -> dict[str, str]:
         """A minimal one: what the zygote has, /proc/1/environ shows inside every sandbox."""
@@ -76,73 +68,23 @@ class ZygoteClient:
         return env | python_path()  # where prorl and a user's kind may be
 
     def launch(self, launch: Launch, listener: socket.socket, status_fd: int) -> None:
-        """Fork a launcher with these two descriptors.
-
-        They are duplicated, so the caller closes its own.
-        """
-        fds = [os.dup(listener.fileno())]
-        try:
-            fds.append(os.dup(status_fd))
-        except OSError:
-            os.close(fds[0])
-            raise
-        self._send(launch.to_json(), fds)
+        """Fork a launcher with these two descriptors, of which the caller closes its own."""
+        assert self._child is not None
+        self._child.send(launch.to_json(), (listener.fileno(), status_fd))
 
     def kill(self, sandbox_id: str, number: int) -> None:
-        self._send(json.dumps({"kill": sandbox_id, "signal": number}).encode(), [])
+        assert self._child is not None
+        self._child.send(json.dumps({"kill": sandbox_id, "signal": number}).encode())
 
-    def _send(self, data: bytes, fds: list[int]) -> None:
-        self._unsent.append((data, fds))
-        if len(self._unsent) == 1:
-            self._flush()
-
-    def _flush(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._unsent:
-            data, fds = self._unsent[0]
-            try:
-                socket.send_fds(self._control, [data], fds)
-            except BlockingIOError:
-                loop.add_writer(self._control, self._flush)
-                return
-            except OSError:
-                pass  # it has died; the reader says so
-            for fd in fds:
-                os.close(fd)
-            self._unsent.popleft()
-        loop.remove_writer(self._control)
-
-    def _receive(self) -> None:
-        while True:
-            try:
-                data = self._control.recv(MESSAGE_BYTES)
-            except BlockingIOError:
-                return
-            except ConnectionError:
-                data = b""
-            if not data:
-                self.close()
-                self._on_lost()
-                return
-            message = json.loads(data)
-            if "started" in message:
-                self._on_started(message["started"], message["pid"])
-            else:
-                self._on_exit(message["exited"], Exit(message["status"], message["cpu_s"]))
+    def _receive(self, message: dict[str, Any]) -> None:
+        if "started" in message:
+            self._on_started(message["started"], message["pid"])
+        else:
+            self._on_exit(message["exited"], Exit(message["status"], message["cpu_s"]))
 
     def close(self) -> None:
-        if self._process is None:
-            return
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._control)
-        loop.remove_writer(self._control)
-        self._control.close()
-        while self._unsent:
-            for fd in self._unsent.popleft()[1]:
-                os.close(fd)
-        self._process.kill()
-        self._process.wait()
-        self._process = None
+        if self._child is not None:
+            self._child.close()
 
 
 async def read_status(fd: int, timeout_s: float) -> str:
