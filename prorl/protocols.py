@@ -12,7 +12,7 @@ of work grows from stage to stage: `prorl/schema/rows.py`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -23,6 +23,7 @@ from prorl.types import (
     Json,
     Judgement,
     Message,
+    NetworkRefusal,
     SandboxRef,
     SandboxSpec,
     Score,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from prorl.limits import Deadline
+    from prorl.network_policy import NetworkPolicy
     from prorl.schema.rows import Added, Row
     from prorl.types import Int32
 
@@ -282,6 +284,17 @@ class SandboxHost(Protocol):
         True if restored. Snapshots belong to the node. Callers with equal keys wait for the first
         of them; when its work raises, the next one does its own.
         """
+
+    async def set_network(self, ref: SandboxRef, network: NetworkPolicy) -> None:
+        """Give a living sandbox the network of another phase, up to the operator's cap. Raises
+        SandboxError.
+        """
+
+    async def refusals(self, ref: SandboxRef) -> tuple[NetworkRefusal, ...]:
+        """What was refused to a sandbox since the last call. Raises SandboxError."""
+
+    async def close_targets(self, targets: Iterable[tuple[str, int]]) -> None:
+        """Let no sandbox of the node reach these (host, port), whatever its network is."""
 
     async def stop(self, ref: SandboxRef) -> None:
         """End it and remove every trace; idempotent."""

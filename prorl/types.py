@@ -416,6 +416,17 @@ class SandboxRef(NamedTuple):
     """Of the tool server, under 100 bytes."""
 
 
+class NetworkRefusal(NamedTuple):
+    """A host that a sandbox tried to reach through the node's proxy and may not."""
+
+    host: str
+    """As the sandbox named it; `(others)` stands for all beyond a bounded number."""
+    port: int
+    reason: str
+    """no-network, not allowed, private, loopback, link-local, metadata, service ..."""
+    times: int
+
+
 DOCKER = "docker://"
 """How an image in a container registry begins."""
 DOCKERFILE = "dockerfile:"
@@ -480,3 +491,9 @@ class SandboxSpec:
     wall_s: float = 3600.0
     cpus: float = 0.0
     """Cores that it may use at once, where a control group can bound it; 0 = all."""
+    network_mode: str = "no-network"
+    """What it may reach through the node's proxy, up to what the operator grants: `no-network`,
+    `allowlist`, `public` (`prorl.network_policy`). It never has an interface.
+    """
+    allowed_hosts: tuple[str, ...] = ()
+    """Of `allowlist`: names, and `*.NAME` for all names below one."""

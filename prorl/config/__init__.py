@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from prorl import env_settings
+from prorl import env_settings, network_policy
 from prorl.config.renderer import RendererSpec
 from prorl.config.validation import explain
 from prorl.errors import ConfigError
@@ -100,6 +101,85 @@ class BuildConfig(StrictModel):
     )
 
 
+class NetworkConfig(StrictModel):
+    """What sandboxes may reach at most, always through the node's proxy (docs/network.md)."""
+
+    mode: Literal["no-network", "allowlist", "public"] = Field(
+        default="no-network",
+        description="the most that a task's network_mode gets; `public` is any public host",
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(), description="of mode `allowlist`: hosts that tasks may reach, NAME or *.NAME"
+    )
+    mirrors: tuple[str, ...] = Field(
+        default=(),
+        description="hosts of package mirrors, HOST or HOST:PORT, which every sandbox with a"
+        " network may reach, also at a private address",
+    )
+    env: dict[str, str] = Field(
+        default_factory=dict,
+        description="variables of sandboxes with a network: PIP_INDEX_URL, NPM_CONFIG_REGISTRY ...",
+    )
+    upstream: str = Field(
+        default="",
+        repr=False,
+        description="proxy that this node itself must use: http://[USER:PASSWORD@]HOST:PORT",
+    )
+    upstream_resolves: bool = Field(
+        default=False,
+        description="it gets names and resolves them itself, and must refuse private addresses;"
+        " otherwise it gets addresses that were checked here",
+    )
+    closed_hosts: tuple[str, ...] = Field(
+        default=(),
+        description="HOST or HOST:PORT that no sandbox reaches, beside all that is not public,"
+        " model servers and the gateway",
+    )
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return network_policy.read_hosts(value)
+
+    @field_validator("mirrors", "closed_hosts")
+    @classmethod
+    def _are_targets(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            network_policy.read_target(text)
+        return value
+
+    @field_validator("upstream")
+    @classmethod
+    def _is_proxy(cls, value: str) -> str:
+        if value and network_policy.proxy_problem(value):
+            raise ValueError(network_policy.proxy_problem(value))
+        return value
+
+    @model_validator(mode="after")
+    def _hosts_have_their_mode(self) -> Self:
+        if self.allowed_hosts and self.mode != "allowlist":
+            raise ValueError("mode: allowlist beside allowed_hosts")
+        return self
+
+    @property
+    def most(self) -> network_policy.NetworkPolicy:
+        return network_policy.NetworkPolicy(self.mode, self.allowed_hosts)
+
+    def settings(self, closed_urls: Iterable[str]) -> dict[str, Any]:
+        """What sandboxd is told, but for `upstream`, which may hold a password: that is an
+        environment variable. `closed_urls`: where the service and its model servers are.
+        """
+        if self.mode == network_policy.NO_NETWORK:
+            return {}
+        kept = {"mode", "allowed_hosts", "env", "upstream_resolves"}
+        service = filter(None, map(network_policy.target_of, closed_urls))
+        return {
+            **self.model_dump(include=kept),
+            "mirrors": [network_policy.read_target(host) for host in self.mirrors],
+            "closed": [*service, *map(network_policy.read_target, self.closed_hosts)],
+        }
+
+
 class SandboxConfig(StrictModel):
     """Settings of this node's sandboxd."""
 
@@ -137,6 +217,7 @@ class SandboxConfig(StrictModel):
         description="the most that a sandbox may write over its image; 0 = no bound",
     )
     max_cpus: float = Field(default=0.0, ge=0, description="the most cores of a sandbox; 0 = all")
+    network: NetworkConfig = NetworkConfig()
     image: str = Field(
         default="",
         description=(

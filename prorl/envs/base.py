@@ -267,6 +267,7 @@ def wheels_of(task: Task) -> str:
 
 
 _OWN = {"image", "tools", "requirements", "wheels", "workdir", "variables"}
+_OWN |= {"network_mode", "allowed_hosts"}
 """Fields of SandboxSpec that are fields of `task.data`, or an env's own."""
 _RESOURCES = {field.name for field in fields(SandboxSpec)} - _OWN
 

@@ -16,6 +16,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from prorl.errors import SandboxError
@@ -169,20 +170,14 @@ class ConnectedSandbox:
 
     async def listen(self) -> socket.socket:
         """See `prorl.protocols.Listens`."""
-        loop = asyncio.get_running_loop()
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.setblocking(False)
-            try:
-                async with asyncio.timeout(FILE_OP_S):
-                    await loop.sock_connect(connection, self.ref.socket_path)
-                    await loop.sock_sendall(connection, encode({"op": "listen", "id": 0}))
-                    return await _passed(connection)
-            except TimeoutError:
-                await self._lost(Cause.SILENT, "asked for a port")
-            except WireError as cause:
-                await self._lost(Cause.BROKE_PROTOCOL, str(cause))
-            except OSError as cause:
-                await self._lost(Cause.HUNG_UP, str(cause))
+        try:
+            return await listen(self.ref.socket_path)
+        except TimeoutError:
+            await self._lost(Cause.SILENT, "asked for a port")
+        except WireError as cause:
+            await self._lost(Cause.BROKE_PROTOCOL, str(cause))
+        except OSError as cause:
+            await self._lost(Cause.HUNG_UP, str(cause))
 
     async def snapshot(self, path: str, max_bytes: int) -> int:
         """Write the workspace as a tar to a file here, for `restore`; its size in bytes.
@@ -312,6 +307,24 @@ class ConnectedSandbox:
         self._writer.transport.abort()
         code, message = await self._fate_of(self.ref, seen)
         raise SandboxError(code, f"{message}: {detail}" if detail else message)
+
+
+async def listen(
+    socket_path: str, port: int = 0, env: Mapping[str, str] = MappingProxyType({})
+) -> socket.socket:
+    """A socket that listens on a sandbox's own loopback, at `port` or, where that is taken, at
+    another; 0 = the model's. `env`: variables for what is executed there from now on, in which
+    `{port}` stands for it.
+
+    Raises TimeoutError, WireError, OSError.
+    """
+    loop, header = asyncio.get_running_loop(), {"op": "listen", "id": 0}
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.setblocking(False)
+        async with asyncio.timeout(FILE_OP_S):
+            await loop.sock_connect(connection, socket_path)
+            await loop.sock_sendall(connection, encode({**header, "port": port, "env": dict(env)}))
+            return await _passed(connection)
 
 
 async def _passed(connection: socket.socket) -> socket.socket:

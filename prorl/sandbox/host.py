@@ -15,19 +15,20 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from prorl.errors import SandboxError
+from prorl.network_policy import NetworkPolicy
 from prorl.protocols import Sandbox
 from prorl.sandbox.blame import Cause, Fate, fate_of
 from prorl.sandbox.client import ConnectedSandbox, connected
 from prorl.sandbox.prepared import prepared
 from prorl.sandbox.wire import WireError, encode, receive
-from prorl.types import FailureCode, SandboxRef, SandboxSpec
+from prorl.types import FailureCode, NetworkRefusal, SandboxRef, SandboxSpec
 
 START_S = 90.0
 """A start may wait for room and for the start gate."""
@@ -104,6 +105,20 @@ class UnixSandboxHost:
         """
         ask = {"op": "keep", "sandboxes": dict(sandboxes)}
         await self._ask({**ask, **self._holder}, REQUEST_S, PATIENCE_S)
+
+    async def set_network(self, ref: SandboxRef, network: NetworkPolicy) -> None:
+        """See `prorl.protocols.SandboxHost`."""
+        self._check_here(ref)
+        ask = {"op": "network", "sandbox_id": ref.sandbox_id}
+        await self._ask({**ask, "mode": network.mode, "hosts": network.allowed_hosts}, REQUEST_S)
+
+    async def refusals(self, ref: SandboxRef) -> tuple[NetworkRefusal, ...]:
+        self._check_here(ref)
+        answer = await self._ask({"op": "refusals", "sandbox_id": ref.sandbox_id}, REQUEST_S)
+        return tuple(NetworkRefusal(*refusal) for refusal in answer["refusals"])
+
+    async def close_targets(self, targets: Iterable[tuple[str, int]]) -> None:
+        await self._ask({"op": "close_targets", "targets": list(targets)}, REQUEST_S)
 
     async def status(self) -> dict[str, Any]:
         """Counts: kind, live, warm, reserved, ended, cpu_s, sandboxes."""

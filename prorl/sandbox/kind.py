@@ -49,6 +49,10 @@ class Kind(NamedTuple):
     """Once in the zygote: whatever is equal in all sandboxes that it starts."""
     overlays: bool = False
     """Can let an image be written over, and be root of it."""
+    proxied: bool = False
+    """Whether its sandboxes have a loopback of their own, of which the proxy can serve a port: then
+    the operator may grant them a network.
+    """
     sized: bool = True
     """Whether its workspace is of a size that the kernel holds; else the watchdog looks after it.
     """

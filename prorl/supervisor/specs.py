@@ -19,6 +19,7 @@ from prorl.config import ServiceConfig
 from prorl.config.layout import SERVICE, num_sandboxes, processes
 from prorl.errors import ConfigError
 from prorl.graph import GRAPH
+from prorl.network_policy import UPSTREAM_VARIABLE
 from prorl.supervisor.child import ChildSpec
 from prorl.supervisor.root import box_dir
 
@@ -38,7 +39,13 @@ def child_specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...
             grace_s=14.0,
             has_stages=SERVICE in host,
         ),
-        ChildSpec(name="sandboxd", module=SANDBOXD, args=sandboxd_args(config), stop_rank=4),
+        ChildSpec(
+            name="sandboxd",
+            module=SANDBOXD,
+            args=sandboxd_args(config),
+            stop_rank=4,
+            env={UPSTREAM_VARIABLE: config.sandbox.network.upstream},
+        ),
     ]
     for worker, stages in host.items():
         if worker != SERVICE:
@@ -83,10 +90,18 @@ def sandboxd_args(config: ServiceConfig) -> tuple[str, ...]:
         "max_memory_bytes": sandbox.max_memory_mb << 20,
         "max_overlay_bytes": sandbox.max_storage_mb << 20,
         "max_cpus": sandbox.max_cpus,
+        "network": sandbox.network.settings(own_urls(config)),
         "image": sandbox.image,
         "images": str(sandbox.images.absolute()) if sandbox.images else "",
     }
     return (json.dumps(arguments),)
+
+
+def own_urls(config: ServiceConfig) -> list[str]:
+    """Where the service itself and its model servers are: no sandbox reaches them."""
+    listener = config.listener
+    urls = [listener.url, listener.gateway, listener.store] if listener else []
+    return [*urls, *config.backends, *config.models, config.gateway]
 
 
 def settle_models(config: ServiceConfig) -> ServiceConfig:

@@ -143,6 +143,7 @@ def sandbox_settings() -> dict[str, Any]:
         "images": str(sandbox.images.absolute()) if sandbox.images else "",
         "mirrors": sandbox.mirrors if sandbox.pull else None,
         "build": sandbox.build.model_dump(exclude_defaults=True),
+        "network": {**sandbox.network.settings(()), "upstream": sandbox.network.upstream},
     }
 
 

@@ -116,6 +116,7 @@ KIND = Kind(
     zipapp=True,
     images=True,
     overlays=True,
+    proxied=True,
     caps_ptys=False,
     server_can_be_killed=False,
     enforces=HELD_BY_NAMESPACES,

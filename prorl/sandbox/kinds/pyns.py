@@ -194,6 +194,7 @@ KIND = Kind(
     zipapp=True,
     images=True,
     overlays=True,
+    proxied=True,
     server_can_be_killed=False,
     enforces=(*HELD_BY_NAMESPACES, "number of terminals"),
     cannot=("CPU share", "bugs of the kernel"),

@@ -15,6 +15,8 @@ be open at once):
     {"op": "keep", "sandboxes", "holder", "life"}
     {"op": "stop", "sandbox_id"}   {"op": "stop_owner", "owner"}
     {"op": "fate", "sandbox_id", "seen"}   {"op": "status"}   {"op": "snapshots"}
+    {"op": "network", "sandbox_id", "mode", "hosts"}   {"op": "refusals", "sandbox_id"}
+    {"op": "close_targets", "targets"}
 
 A request whose client goes away before the answer is cancelled: a sandbox that nobody heard of does
 not stay.
@@ -32,6 +34,7 @@ from typing import Any
 
 from prorl.errors import ConfigError, ProrlError, RolloutError, SandboxError, boundary
 from prorl.linux import calls, heartbeat
+from prorl.network_policy import NO_NETWORK, UPSTREAM_VARIABLE, NetworkPolicy
 from prorl.sandbox import kinds
 from prorl.sandbox.blame import Cause
 from prorl.sandbox.node.janitor import SUPPORT
@@ -126,6 +129,13 @@ class Daemon:
                 ref = SandboxRef(sandbox_id=str(ask["sandbox_id"]))
                 code, message = await pool.fate(ref, Cause[str(ask["seen"])])
                 return {"code": code.value, "message": message}
+            case "network":
+                network = NetworkPolicy(str(ask["mode"]), tuple(ask["hosts"]))
+                await pool.set_network(str(ask["sandbox_id"]), network)
+            case "refusals":
+                return {"refusals": await pool.refusals(str(ask["sandbox_id"]))}
+            case "close_targets":
+                pool.close_targets(list(ask["targets"]))
             case "status":
                 return {"status": pool.status()}
             case "snapshots":  # of prepared workspaces (`prepared.py`)
@@ -137,7 +147,8 @@ class Daemon:
 
 def _spec_of(fields: dict[str, Any]) -> SandboxSpec:
     """A spec from a JSON object. Raises TypeError for a field that is none."""
-    lists = {name: tuple(fields[name]) for name in ("tools", "requirements", "variables")}
+    names = ("tools", "requirements", "variables", "allowed_hosts")
+    lists = {name: tuple(fields[name]) for name in names}
     return SandboxSpec(**{**fields, **lists})
 
 
@@ -157,6 +168,13 @@ async def serve(socket: str, root: Path, kind: str, node_id: str, settings: Sett
     if settings.image and not kinds.load(kind).images:
         capable = kinds.capable(lambda kind: kind.images)
         raise ConfigError(f"image {settings.image!r}: sandbox kind {kind} runs none", capable)
+    if settings.network.get("mode", NO_NETWORK) != NO_NETWORK and not kinds.load(kind).proxied:
+        capable = kinds.capable(lambda kind: kind.proxied)
+        raise ConfigError(
+            f"network.mode {settings.network['mode']}: sandboxes of kind {kind} have no network of"
+            " their own",
+            capable,
+        )
     pool = SandboxPool(kind, root, node_id, settings)
     await pool.open()
     snapshots = root / SUPPORT / "snapshots"  # closed to sandboxes
@@ -180,6 +198,8 @@ def main() -> int:
         calls.die_with_parent(signal.SIGKILL, parent_pid)
     place = told.pop("socket"), Path(told.pop("root"))
     kind, node_id = told.pop("kind", kinds.AUTO), told.pop("node_id", "local")
+    if upstream := os.environ.pop(UPSTREAM_VARIABLE, ""):
+        told["network"] = {**told.get("network", {}), "upstream": upstream}
     try:
         run(serve(*place, kind, node_id, Settings(**told)))
     except (ConfigError, SandboxError) as error:

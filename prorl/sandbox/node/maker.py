@@ -21,6 +21,7 @@ from typing import Any
 from prorl.errors import SandboxError
 from prorl.linux import memory
 from prorl.linux.procfs import is_stopped, start_ticks, to_init
+from prorl.network_policy import NO_NETWORK, NetworkPolicy
 from prorl.sandbox import kinds
 from prorl.sandbox.blame import Cause, Fate, fate_of, fate_of_exit
 from prorl.sandbox.kind import room, short_of_terminals
@@ -31,10 +32,12 @@ from prorl.sandbox.node.cgroups import Cgroups
 from prorl.sandbox.node.janitor import Note
 from prorl.sandbox.node.live import Live
 from prorl.sandbox.node.paths import check_socket_path, claim
-from prorl.sandbox.node.settings import Settings
+from prorl.sandbox.node.proxy_client import ProxyClient
+from prorl.sandbox.node.settings import NetworkSettings, Settings
 from prorl.sandbox.node.uids import Uids
 from prorl.sandbox.node.wanted import Images, UserTools
 from prorl.sandbox.node.watchdog import LimitWatchdog
+from prorl.sandbox.wire import WireError
 from prorl.tools import bundle
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
 
@@ -75,6 +78,7 @@ class Maker:
         self._support = root / janitor.SUPPORT
         self._user_tools = UserTools(self._support)
         self._images = Images(kind, settings)
+        self.network = ProxyClient(NetworkSettings(**settings.network))
         # A start waits for the kernel about half of its time; beyond four a core each takes longer
         # and none comes sooner.
         self._gate = asyncio.Semaphore(max(8, 2 * len(os.sched_getaffinity(0))))
@@ -161,7 +165,7 @@ class Maker:
 
     async def make(self, spec: SandboxSpec) -> Live:
         """Start one and wait until its tool server serves. Raises SandboxError."""
-        spec = granted(spec, self._settings)
+        spec = self.network.granted(granted(spec, self._settings))
         image = await self._images.image(spec)
         layer = await self._images.layer(spec, bool(image))
         self._user_tools.path_for(spec.tools)
@@ -220,6 +224,8 @@ class Maker:
         # Wait until the tool server serves; one that does not is ended. Raises SandboxError.
         try:
             text = await read_status(status_fd, START_S)
+            if text == "ok" and spec.network_mode != NO_NETWORK:
+                text = await self._open_network(live)
         except BaseException:
             # The start was cancelled in the middle: end it in the background.
             given_up = Fate(FailureCode.SANDBOX_START, "the start was given up")
@@ -233,6 +239,15 @@ class Maker:
             raise SandboxError(code, f"{self._name}: {text or 'the launcher died'}")
         live.ready = True
         return live
+
+    async def _open_network(self, live: Live) -> str:
+        """Serve the proxy's port, before anything of the task's runs: `ok`, or what is wrong."""
+        network = NetworkPolicy(live.spec.network_mode, live.spec.allowed_hosts)
+        try:
+            await self.network.open(live.ref.sandbox_id, live.ref.socket_path, network)
+        except (OSError, WireError) as cause:
+            return f"no port for the network: {cause}"
+        return "ok"
 
     def _launch(self, launch: Launch, path: str) -> int:
         """Ask the zygote; returns what the launcher's first words are read from.
@@ -320,6 +335,7 @@ class Maker:
     async def _clear_up(self, live: Live, exit_: Exit, orphaned: bool) -> None:
         fate = live.ending or self._fate_of_exit(live, exit_, orphaned)
         live.fate.set_result(fate)
+        self.network.close(live.ref.sandbox_id)
         await asyncio.sleep(0)  # whoever asked why it ended hears it before all is cleared up
         if orphaned or (os.WIFSIGNALED(exit_.status) and self._has_launcher):
             # nobody has waited for the end of all that was inside
@@ -368,6 +384,7 @@ class Maker:
         if self._cleaners:
             await asyncio.wait(self._cleaners, timeout=CLEAN_S)
         self._zygote.close()
+        self.network.shut_down()
         self._uids.close()
         self._cgroups.close()
         janitor.remove_folders(self._root)

@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from prorl.errors import ProrlError, SandboxError
+from prorl.network_policy import NetworkPolicy
 from prorl.sandbox.blame import Cause, Fate, fate_of
 from prorl.sandbox.node.live import NOBODY, Holder, Live
 from prorl.sandbox.node.maker import Maker
 from prorl.sandbox.node.settings import Settings
-from prorl.types import SandboxRef, SandboxSpec
+from prorl.sandbox.wire import WireError
+from prorl.types import FailureCode, Json, SandboxRef, SandboxSpec
 
 MAX_FATES = 4096
 """Ends that are remembered for who asks late, oldest dropped first."""
@@ -144,6 +146,24 @@ class SandboxPool:
             return []
         is_made = not task.cancelled() and task.exception() is None
         return [task.result().ref.sandbox_id] if is_made else []
+
+    async def set_network(self, sandbox_id: str, network: NetworkPolicy) -> None:
+        """Give a living sandbox another network, up to the operator's cap. Raises SandboxError."""
+        live = self._maker.lives.get(sandbox_id)
+        if live is None:
+            raise SandboxError(FailureCode.SANDBOX_LOST, f"no sandbox {sandbox_id}")
+        try:
+            await self._maker.network.set(sandbox_id, live.ref.socket_path, network)
+        except (OSError, WireError) as cause:
+            fate = await self.fate(live.ref)
+            raise SandboxError(fate.code, f"{fate.message}: no port for the network") from cause
+
+    async def refusals(self, sandbox_id: str) -> list[Json]:
+        """What the network's proxy refused to a sandbox since the last call."""
+        return await self._maker.network.refusals(sandbox_id)
+
+    def close_targets(self, targets: list[list[Json]]) -> None:
+        self._maker.network.close_targets(targets)
 
     async def fate(self, ref: SandboxRef, seen: Cause = Cause.HUNG_UP) -> Fate:
         """Why a sandbox does not answer; `seen` is what its client saw, if it lives on.

@@ -2,9 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+PROXY_PORT = 3128
+"""Where the node's proxy listens in a sandbox: what Squid uses, and no program that tasks start."""
+MAX_CLOSED = 4096
+"""Hosts that stay closed, those of the configuration included: model servers come and go, and the
+newest are kept.
+"""
+
+Target = Sequence[Any]
+"""A host's name or address, and a port (`prorl.network_policy.Target`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSettings:
+    """What sandboxes may reach at most, and by which ways (`proxy.py`)."""
+
+    mode: str = "no-network"
+    allowed_hosts: Sequence[str] = ()
+    """Of mode `allowlist`."""
+    mirrors: Sequence[Target] = ()
+    """(host, port) that every sandbox with a network may reach, also at a private address; port 0
+    is any.
+    """
+    closed: Sequence[Target] = ()
+    """(host, port) that none may reach: model servers, the gateway."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables of sandboxes with a network, which lead package managers to mirrors."""
+    upstream: str = ""
+    """URL of the proxy that the node itself must use."""
+    upstream_resolves: bool = False
+    """It gets names instead of the addresses that were checked here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,3 +62,5 @@ class Settings:
     max_cpus: float = 0.0
     image: str = ""
     """Image of specs that name none; empty = the host's /usr, read-only."""
+    network: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `NetworkSettings`."""

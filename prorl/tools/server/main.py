@@ -6,7 +6,7 @@ Started by `serve` with descriptors that exist already.
     {"op": "exec", "argv", "timeout_s"} + stdin          -> the same
     {"op": "put", "path", "mode", "offset"} + content    -> {}
     {"op": "get", "path", "offset", "max_bytes"}         -> {"size"} + content
-    {"op": "listen"}                                     -> {"port"} + a descriptor (SCM_RIGHTS)
+    {"op": "listen", "port", "env"}                      -> {"port"} + a descriptor (SCM_RIGHTS)
     {"op": "end"}                                        -> {}; behind a call: end it
     anything wrong                                       -> {"error", "missing"}
 
@@ -18,6 +18,7 @@ clients are served in turn.
 
 `listen` lets whoever runs the sandbox serve a port on its loopback: the socket is made here, in the
 sandbox's network, and served there. So nothing is pumped, and each connection comes from inside.
+The node's proxy has such a port, too; `env` are variables that lead there.
 """
 
 from __future__ import annotations
@@ -201,13 +202,16 @@ class Server:
         if op == "end":
             return {"ok": True}, b""
         if op == "listen":
-            listener = self._listen()
+            listener = self._listen(header.get("port") or self._port)
+            port = str(listener.getsockname()[1])
+            for name, value in (header.get("env") or {}).items():
+                self._place.env[name] = value.replace("{port}", port)
             return {"ok": True, "port": listener.getsockname()[1], "passed": listener}, b""
         raise ValueError(f"unknown op {op!r}")
 
-    def _listen(self) -> socket.socket:
+    def _listen(self, usual: int) -> socket.socket:
         """A listener on the loopback; on any free port where something inside has the usual one."""
-        for port in (self._port, 0):
+        for port in (usual, 0):
             listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
