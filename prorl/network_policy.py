@@ -120,6 +120,12 @@ def capped(wish: NetworkPolicy, most: NetworkPolicy) -> NetworkPolicy:
     return NetworkPolicy(ALLOWLIST, tuple(dict.fromkeys(hosts)))
 
 
+def exceeds(wish: NetworkPolicy, most: NetworkPolicy) -> bool:
+    """Whether a task asks for more than the operator grants."""
+    mode, hosts = capped(wish, most)
+    return (mode, set(hosts)) != (wish.mode, set(wish.allowed_hosts))
+
+
 class Target(NamedTuple):
     """Where a connection goes; port 0 in a rule stands for every port."""
 
@@ -188,8 +194,8 @@ def read_network(value: Json, where: str) -> NetworkPolicy:
     try:
         return NetworkPolicy(mode, read_hosts(hosts or ()))
     except ValueError as error:
-        given, _, expected = str(error).partition("; expected ")
-        raise TaskError(f"{where}: allowed_hosts: {given}"[:300], expected) from None
+        problem, _, expected = str(error).partition("; expected ")
+        raise TaskError(f"{where}: allowed_hosts: {problem}"[:300], expected) from None
 
 
 def network_of(task: Task, stage: Stage) -> NetworkPolicy:
@@ -198,8 +204,8 @@ def network_of(task: Task, stage: Stage) -> NetworkPolicy:
     if isinstance(value, Mapping):
         own = {"network_mode", "allowed_hosts", *PHASES.values()}
         if unknown := sorted(set(value) - own):
-            given = f"task {task.task_id!r}: data.network has {', '.join(unknown)}"
-            raise TaskError(given[:300], ", ".join(sorted(own)))
+            problem = f"task {task.task_id!r}: data.network has {', '.join(unknown)}"
+            raise TaskError(problem[:300], ", ".join(sorted(own)))
         value = value.get(phase, {key: value[key] for key in value if key not in PHASES.values()})
     return read_network(value, f"task {task.task_id!r}: data.network")
 

@@ -294,7 +294,9 @@ class SandboxHost(Protocol):
         """What was refused to a sandbox since the last call. Raises SandboxError."""
 
     async def close_targets(self, targets: Iterable[tuple[str, int]]) -> None:
-        """Let no sandbox of the node reach these (host, port), whatever its network is."""
+        """Let no sandbox of the node reach these (host, port), whatever its network is: model
+        servers, which may come while a run goes on.
+        """
 
     async def stop(self, ref: SandboxRef) -> None:
         """End it and remove every trace; idempotent."""

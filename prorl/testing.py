@@ -34,6 +34,7 @@ from prorl.agents.programs import program_of
 from prorl.backends import open_backend
 from prorl.errors import BackendError, RolloutError, UserError
 from prorl.limits import Deadline
+from prorl.network_policy import sandbox_spec
 from prorl.protocols import (
     Backend,
     BringsAgent,
@@ -178,7 +179,7 @@ async def prepared_box(
     env: Env, task: Task, stage: Stage, boxes: Boxes, agent: str = ""
 ) -> AsyncIterator[Sandbox | None]:
     """What a stage needs, prepared as the stage does it."""
-    spec = env.sandbox(task, stage)
+    spec = sandbox_spec(env, task, stage)
     if (program := program_of(agent)) is not None:
         spec = program.sandbox(spec)
     async with AsyncExitStack() as stack:

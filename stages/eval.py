@@ -34,6 +34,7 @@ from prorl.errors import (
     boundary,
 )
 from prorl.limits import Clock, Deadline
+from prorl.network_policy import NetworkPolicy, sandbox_spec
 from prorl.plugins import version_of
 from prorl.protocols import CachedWorkspace, Env, Sandbox, SandboxHost, ScoresInPlace, Verifies
 from prorl.schema.columns import (
@@ -45,7 +46,14 @@ from prorl.schema.columns import (
     scored_columns,
 )
 from prorl.schema.rows import Added, Row
-from prorl.stages.operator import StageOperator, goes_on, needs_sandbox, owner_of, prepare
+from prorl.stages.operator import (
+    StageOperator,
+    goes_on,
+    needs_sandbox,
+    owner_of,
+    prepare,
+    refusals_of,
+)
 from prorl.task_json import task_to_json
 from prorl.timing import now
 from prorl.types import (
@@ -54,6 +62,7 @@ from prorl.types import (
     Failure,
     FailureClass,
     FailureCode,
+    NetworkRefusal,
     SandboxRef,
     SandboxSpec,
     Score,
@@ -63,6 +72,8 @@ from prorl.types import (
 
 MAX_TASKS = 10_000
 TRIES = 3
+MAX_REFUSALS = 64
+"""Hosts that a row names; one sandbox gives 33 at most (`sandbox/node/proxy.py`)."""
 
 RESTS_S = (1.0, 4.0, 16.0)
 """Before a grader that failed is asked again: a judge over HTTP may be away for some seconds. The
@@ -112,7 +123,7 @@ class Verified:
         The sandbox belongs to `owner`, which ends it if this is cancelled; `limit_s` is for one
         trial.
         """
-        if env.sandbox(task, Stage.EVAL) is None or not isinstance(env, Verifies):
+        if sandbox_spec(env, task, Stage.EVAL) is None or not isinstance(env, Verifies):
             return
         trial = self._trial(task)
         async with trial.lock:
@@ -143,7 +154,7 @@ class Verified:
             log.info("trying the task of %s took longer than %g s", owner, limit_s)
 
     async def _try(self, trial: _Trial, env: Env, task: Task, owner: str, limit_s: float) -> None:
-        spec = env.sandbox(task, Stage.EVAL)
+        spec = sandbox_spec(env, task, Stage.EVAL)
         assert spec is not None
         ref = await self._host.start(owner, "eval", spec)
         try:
@@ -184,6 +195,8 @@ class _Job(NamedTuple):
     eval_s: float
     in_place: SandboxRef | None
     """RUN's sandbox, where what is scored lies in it and crosses as no artifact."""
+    refusals: list[NetworkRefusal]
+    """What the network's proxy refused, the last MAX_REFUSALS of all tries."""
 
 
 class EvalOperator(StageOperator):
@@ -212,11 +225,12 @@ class EvalOperator(StageOperator):
         key = read_key(row)
         score: Score | None = None
         failure, trace, env_sha256 = NO_FAILURE, "", ""
+        refusals: list[NetworkRefusal] = []
         try:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, "EVAL"):
                 task = read_task(row)
                 env_sha256 = version_of(users_code(task))
-                score = await self._score(row, task, key)
+                score = await self._score(row, task, key, refusals)
         except RolloutError as error:
             failure = Failure(code=error.code, message=error.message)
             trace = error.log if isinstance(error, GraderError) else ""
@@ -228,13 +242,20 @@ class EvalOperator(StageOperator):
             failure = Failure(code=FailureCode.CANCELLED)
         eval_s = self._clock() - began
         return scored_columns(
-            score=score, failure=failure, eval_s=eval_s, trace=trace, env_sha256=env_sha256
+            score=score,
+            failure=failure,
+            eval_s=eval_s,
+            trace=trace,
+            env_sha256=env_sha256,
+            refusals=tuple(refusals),
         )
 
     def unfinished(self, failure: Failure) -> Added:
         return scored_columns(score=None, failure=failure, eval_s=0.0)
 
-    async def _score(self, row: Row, task: Task, key: AttemptKey) -> Score:
+    async def _score(
+        self, row: Row, task: Task, key: AttemptKey, refusals: list[NetworkRefusal]
+    ) -> Score:
         eval_s = read_limit(row, "eval_s")
         env = await self._env(task, eval_s)
         owner = owner_of(key)
@@ -242,7 +263,7 @@ class EvalOperator(StageOperator):
             # in its own time: what is tried once for all siblings is no rollout's to pay
             await self._verified.check(env, task, owner, 2 * eval_s)
             in_place = None if row.value("rescorable") else read_sandbox(row)
-            job = _Job(env, task, owner, row.value("artifact"), eval_s, in_place)
+            job = _Job(env, task, owner, row.value("artifact"), eval_s, in_place, refusals)
             try:
                 return await self._ask_grader(job)
             except GraderError as error:
@@ -291,7 +312,7 @@ class EvalOperator(StageOperator):
         )
 
     async def _once(self, job: _Job, deadline: Deadline) -> Score:
-        spec = job.env.sandbox(job.task, Stage.EVAL)
+        spec = sandbox_spec(job.env, job.task, Stage.EVAL)
         async with AsyncExitStack() as stack:
             sandbox = None
             if spec is not None:
@@ -301,9 +322,15 @@ class EvalOperator(StageOperator):
                 sandbox = await stack.enter_async_context(self._host.connect(ref))
                 if isinstance(job.env, CachedWorkspace):
                     await prepare(self._host, job.env, job.task, spec, sandbox)
+                stack.push_async_callback(self._keep_refusals, job, ref, spec)
             agents = None
             if job.in_place is not None:
                 agents = await stack.enter_async_context(self._host.connect(job.in_place))
+                agents_spec = sandbox_spec(job.env, job.task, Stage.RUN)
+                if spec is not None and agents_spec is not None and spec.image == agents_spec.image:
+                    await self._set_network(job.in_place, agents_spec, spec)
+                    specs = agents_spec, spec
+                    stack.push_async_callback(self._keep_refusals, job, job.in_place, *specs)
             with boundary(GraderError, FailureCode.GRADER_ERROR, f"{job.env.name}.score"):
                 if agents is None:
                     score = await job.env.score(job.task, job.artifact, sandbox, deadline)
@@ -313,6 +340,16 @@ class EvalOperator(StageOperator):
                     score = await job.env.score_in_place(job.task, agents, sandbox, deadline)
             _check(score, job.env.name)
             return score
+
+    async def _set_network(self, ref: SandboxRef, before: SandboxSpec, spec: SandboxSpec) -> None:
+        """Give the agent's sandbox the verifier's network, where the tests run in its image."""
+        network = NetworkPolicy(spec.network_mode, spec.allowed_hosts)
+        if network != (before.network_mode, before.allowed_hosts):
+            await self._host.set_network(ref, network)
+
+    async def _keep_refusals(self, job: _Job, ref: SandboxRef, *specs: SandboxSpec | None) -> None:
+        job.refusals.extend(await refusals_of(self._host, ref, *specs))
+        del job.refusals[:-MAX_REFUSALS]
 
     async def _stop_fresh(self, job: _Job) -> None:
         """Stop what a try has started; where the agent's sandbox is judged, that stays."""

@@ -13,6 +13,7 @@ import asyncio
 from prorl.agents.programs import program_of
 from prorl.errors import SandboxError, boundary
 from prorl.limits import Deadline
+from prorl.network_policy import NO_NETWORK, sandbox_spec, target_of
 from prorl.protocols import Env
 from prorl.renderer.apart import check_length
 from prorl.schema.columns import read_key, read_limit, read_task, ready_columns
@@ -31,7 +32,7 @@ class InitOperator(StageOperator):
         env = await self._env(task, read_limit(row, "init_s"))
         env.check(task)
         messages, tools = env.messages(task), env.tools(task)
-        spec = env.sandbox(task, Stage.RUN)
+        spec = sandbox_spec(env, task, Stage.RUN)
         if (program := program_of(row.value("agent"))) is not None:
             spec = program.sandbox(spec)
         else:
@@ -51,6 +52,9 @@ class InitOperator(StageOperator):
         init_s = read_limit(row, "init_s")
         try:
             async with asyncio.timeout(init_s):
+                if spec.network_mode != NO_NETWORK:
+                    server = target_of(row.value("backend"))
+                    await self._host.close_targets([server] if server else [])
                 with boundary(SandboxError, FailureCode.SANDBOX_START, "sandbox start"):
                     ref = await self._host.start(owner_of(read_key(row)), "run", spec)
                 async with self._host.connect(ref) as sandbox:

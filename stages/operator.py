@@ -14,11 +14,21 @@ from prorl.envs.users import GetEnv, open_env, users_code
 from prorl.errors import RolloutError, SandboxError, TaskError, boundary
 from prorl.flight.inlet import Taken
 from prorl.limits import Clock
+from prorl.network_policy import NO_NETWORK
 from prorl.protocols import CachedWorkspace, Env, Sandbox, SandboxHost
 from prorl.schema.columns import read_key, read_task
 from prorl.schema.rows import Added, Row
 from prorl.timing import now
-from prorl.types import AttemptKey, Failure, FailureCode, SandboxSpec, Stage, Task
+from prorl.types import (
+    AttemptKey,
+    Failure,
+    FailureCode,
+    NetworkRefusal,
+    SandboxRef,
+    SandboxSpec,
+    Stage,
+    Task,
+)
 
 Handler = Callable[[ControlRow], None]
 
@@ -54,6 +64,20 @@ def was_cancelled() -> bool:
 def needs_sandbox(env: Env, task: Task) -> bool:
     """Whether any stage of this task runs in a sandbox."""
     return any(env.sandbox(task, stage) is not None for stage in (Stage.RUN, Stage.EVAL))
+
+
+async def refusals_of(
+    host: SandboxHost, ref: SandboxRef, *specs: SandboxSpec | None
+) -> tuple[NetworkRefusal, ...]:
+    """What the network's proxy refused to a sandbox since the last question; `specs` are those of
+    the phases that it has played. Nothing where it is gone, for its end is told elsewhere.
+    """
+    if all(spec is None or spec.network_mode == NO_NETWORK for spec in specs):
+        return ()
+    try:
+        return await host.refusals(ref)
+    except SandboxError:
+        return ()
 
 
 async def prepare(

@@ -38,6 +38,7 @@ from prorl.flight.queues import wire_bytes
 from prorl.journal import AttemptEnd, Journals, Recovered
 from prorl.limits import Clock, Deadline
 from prorl.linux import at_work
+from prorl.network_policy import sandbox_spec, target_of
 from prorl.protocols import Backend, BringsAgent, Env, SandboxHost
 from prorl.renderer.apart import AnyRenderer, open_renderer
 from prorl.schema.columns import Lease, ran_columns, read_ready, read_sandbox
@@ -52,6 +53,7 @@ from prorl.stages.operator import (
     goes_on,
     needs_sandbox,
     owner_of,
+    refusals_of,
 )
 from prorl.timing import now
 from prorl.types import (
@@ -196,6 +198,8 @@ class RunOperator(StageOperator):
                 )
                 agent = env.agent if isinstance(env, BringsAgent) else lease.agent
                 trajectory = await self._drive(agent, context)
+            spec = sandbox_spec(env, lease.task, Stage.RUN)
+            refusals = await refusals_of(self._host, ready.sandbox, spec)
         finally:
             if ready.sandbox.sandbox_id or needs_sandbox(env, lease.task):
                 await asyncio.shield(self._clean(lease.key, ready.sandbox, trajectory))
@@ -209,6 +213,7 @@ class RunOperator(StageOperator):
             node=self._node,
             worker=self._worker,
             server=lease.backend,
+            refusals=refusals,
         )
 
     # ---- the journal
@@ -312,7 +317,7 @@ class RunOperator(StageOperator):
             raise RolloutError(code, f"renderer: {error}") from error
 
     async def _reserve(self, env: Env, lease: Lease) -> None:
-        spec = env.sandbox(lease.task, Stage.EVAL)
+        spec = sandbox_spec(env, lease.task, Stage.EVAL)
         if spec is None:
             return
         try:
@@ -357,6 +362,8 @@ class RunOperator(StageOperator):
         await self.backends.close()
 
     async def _open(self, url: str, renderer: AnyRenderer, keyed: bool) -> Backend:
+        if (target := target_of(url)) is not None:
+            await self._host.close_targets([target])
         return await open_probed(
             url,
             renderer,

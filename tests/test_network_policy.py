@@ -64,7 +64,9 @@ CLOSED = {
 OPEN = ("8.8.8.8", "151.101.0.223", "2a04:4e42::223", "::ffff:8.8.8.8", "64:ff9b::808:808")
 
 
-@pytest.mark.parametrize(("address", "reason"), [*CLOSED.items(), *((one, "") for one in OPEN)])
+@pytest.mark.parametrize(
+    ("address", "reason"), [*CLOSED.items(), *((address, "") for address in OPEN)]
+)
 def test_only_public_addresses_are_open(address: str, reason: str) -> None:
     assert closed_reason(ipaddress.ip_address(address)) == reason
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from itertools import repeat
 from pathlib import Path
 from typing import Self
 
@@ -26,11 +27,13 @@ from prorl.config import JOB_FILE, Limits, RunConfig, ServiceConfig
 from prorl.envs.users import check_settings_of, env_by_name, open_env
 from prorl.errors import ConfigError, ConflictError
 from prorl.filters import FILTERS, PASS_RATE, is_named
+from prorl.network_policy import PHASES, NetworkPolicy, exceeds, network_of
 from prorl.protocols import Env
 from prorl.service.core.candidates import check_group_size
 from prorl.tasks import TaskSet, read_tasks, sources
 from prorl.types import Json, Task
 
+LISTED_TASKS = 3
 EVAL_START_S = 60.0
 """Beside a verifier's own time limit: to start its sandbox and bring files. With less a verifier
 that uses its whole time would be the grader's failure.
@@ -116,11 +119,32 @@ class JobPlan:
             service=service,
             run=with_task_limits(run, tasks),
             tasks=tasks,
-            about=tuple(
-                line for task_set in task_sets for line in (task_set.about, *task_set.deviations)
+            about=(
+                *(line for each in task_sets for line in (each.about, *each.deviations)),
+                *ungranted_network(tasks, service.sandbox.network.most),
             ),
             resume=resume,
         )
+
+
+def ungranted_network(tasks: Sequence[Task], most: NetworkPolicy) -> list[str]:
+    """A line where tasks ask for more of the network than the operator grants."""
+    wishes = {
+        task.task_id: [
+            wish for wish in map(network_of, repeat(task), PHASES) if exceeds(wish, most)
+        ]
+        for task in tasks
+        if "network" in task.data
+    }
+    names = [name for name, excess in wishes.items() if excess]
+    if not names:
+        return []
+    modes = ", ".join(sorted({wish.mode for excess in wishes.values() for wish in excess}))
+    shown = f"{', '.join(names[:LISTED_TASKS])}{', ...' if len(names) > LISTED_TASKS else ''}"
+    return [
+        f"{len(names)} of {len(tasks)} tasks ask for more network ({modes}) than"
+        f" service.sandbox.network grants ({most.mode}), and get no more ({shown})"
+    ]
 
 
 def _run_of(job: Job) -> RunConfig:

@@ -21,6 +21,7 @@ each method of `prorl.protocols.Env` may be replaced. docs/extending.md has a wh
 | requirements | Python packages, installed once a node; the host's own are hidden then |
 | wheels | where they come from: a folder of wheels, an index's URL, `host` |
 | sandbox | resources: the other fields of `SandboxSpec` |
+| network | what it may reach, for each phase (`prorl/network_policy.py`) |
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from prorl.envs.tools import (
 )
 from prorl.errors import ConfigError, NoReferenceError, RolloutError, TaskError, boundary
 from prorl.limits import MAX_ARTIFACT_BYTES, Deadline
+from prorl.network_policy import PHASES, network_of
 from prorl.rubric import Rubric
 from prorl.states import FailureCode
 from prorl.types import (
@@ -121,6 +123,8 @@ class BaseEnv:
             )
         self.tools(task)
         self.sandbox(task, Stage.RUN)
+        for stage in PHASES:
+            network_of(task, stage)
         if not isinstance(self.rubric, Rubric):
             raise TaskError(
                 f"the rubric of env {task.env!r} is a {type(self.rubric).__name__}",

@@ -16,13 +16,13 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from prorl.errors import SandboxError
-from prorl.network_policy import NetworkPolicy
+from prorl.network_policy import NO_NETWORK, NetworkPolicy
 from prorl.protocols import Sandbox
 from prorl.sandbox.blame import Cause, Fate, fate_of
 from prorl.sandbox.client import ConnectedSandbox, connected
@@ -38,6 +38,8 @@ ends hundreds at once.
 """
 PATIENCE_S = 20.0
 """How long a start looks for a sandboxd that is being restarted."""
+MAX_CLOSED = 256
+"""Model servers that a worker has used lately; they travel with each start that has a network."""
 RECONNECT_S = 0.05
 """Between two tries: a Unix socket is refused at once."""
 
@@ -53,6 +55,8 @@ class UnixSandboxHost:
         self._reading: asyncio.Task[None] | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._next_id = 0
+        self._closed: list[tuple[str, int]] = []
+        """What no sandbox may reach besides what sandboxd was started with; at most MAX_CLOSED."""
         self._opening = asyncio.Lock()  # protects the making of the one connection
 
     async def __aenter__(self) -> UnixSandboxHost:
@@ -71,7 +75,7 @@ class UnixSandboxHost:
                 "op": "start",
                 "owner": owner,
                 "purpose": purpose,
-                "spec": asdict(spec),
+                **self._with_closed(spec),
                 **self._holder,
             },
             START_S,
@@ -81,8 +85,8 @@ class UnixSandboxHost:
 
     async def reserve(self, owner: str, purpose: str, spec: SandboxSpec) -> None:
         """Have one warm for a later `start` with the same arguments. Raises SandboxError."""
-        ask = {"op": "reserve", "owner": owner, "purpose": purpose, "spec": asdict(spec)}
-        await self._ask({**ask, **self._holder}, REQUEST_S)
+        ask = {"op": "reserve", "owner": owner, "purpose": purpose}
+        await self._ask({**ask, **self._with_closed(spec), **self._holder}, REQUEST_S)
 
     async def prepare(
         self, sandbox: Sandbox, key: str, work: Callable[[], Awaitable[None]]
@@ -118,7 +122,20 @@ class UnixSandboxHost:
         return tuple(NetworkRefusal(*refusal) for refusal in answer["refusals"])
 
     async def close_targets(self, targets: Iterable[tuple[str, int]]) -> None:
-        await self._ask({"op": "close_targets", "targets": list(targets)}, REQUEST_S)
+        """See `prorl.protocols.SandboxHost`; one that is away hears it with a start."""
+        fresh = [target for target in targets if target not in self._closed]
+        self._closed += fresh
+        del self._closed[:-MAX_CLOSED]
+        if fresh:
+            with suppress(SandboxError):
+                await self._ask({"op": "close_targets", "targets": fresh}, REQUEST_S)
+
+    def _with_closed(self, spec: SandboxSpec) -> dict[str, Any]:
+        """A spec as it is sent; one with a network brings what stays closed to it, for a sandboxd
+        that was started again.
+        """
+        closed = {"closed": self._closed} if spec.network_mode != NO_NETWORK else {}
+        return {"spec": asdict(spec), **closed}
 
     async def status(self) -> dict[str, Any]:
         """Counts: kind, live, warm, reserved, ended, cpu_s, sandboxes."""

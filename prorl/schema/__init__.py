@@ -45,6 +45,7 @@ from prorl.schema.fields import (
     LIMITS,
     MESSAGE,
     PLACE,
+    REFUSAL,
     REWARD_PART,
     ROUTED,
     SAMPLING,
@@ -154,6 +155,11 @@ RAN = versioned(
         *HISTORY,
         *DOOR,
         *PLACE,
+        required(
+            "agent_refusals",
+            list_of(REFUSAL),
+            "hosts that the agent's sandbox tried to reach and may not: host, port, reason, times",
+        ),
     ],
     "edge/ran",
 )
@@ -181,6 +187,9 @@ SCORED = versioned(
             pa.utf8(),
             "SHA-256 of the file of a user's env that scored it; empty for envs of ours and of"
             " installed packages; null in files from before it was",
+        ),
+        required(
+            "verifier_refusals", list_of(REFUSAL), "the same of the sandbox in which EVAL scored"
         ),
     ],
     "edge/scored",
@@ -322,6 +331,8 @@ ROLLOUTS = versioned(
         ),
         optional("rescorable", pa.bool_()),
         optional("env_sha256", pa.utf8()),
+        optional("agent_refusals", list_of(REFUSAL)),
+        optional("verifier_refusals", list_of(REFUSAL)),
     ],
     "rollouts",
 )

@@ -27,6 +27,7 @@ from prorl.types import (
     FailureCode,
     Json,
     Message,
+    NetworkRefusal,
     RolloutLimits,
     SamplingParams,
     SandboxRef,
@@ -111,6 +112,7 @@ class RanColumns(Added):
     node: str
     worker: str
     server: str
+    agent_refusals: tuple[NetworkRefusal, ...]
 
     @property
     def failure(self) -> Failure:
@@ -128,6 +130,7 @@ class ScoredColumns(Added):
     eval_failure_message: str
     eval_s: float
     env_sha256: str
+    verifier_refusals: tuple[NetworkRefusal, ...]
 
     @property
     def failure(self) -> Failure:
@@ -226,6 +229,7 @@ def ran_columns(
     node: str = "",
     worker: str = "",
     server: str = "",
+    refusals: tuple[NetworkRefusal, ...] = (),
 ) -> RanColumns:
     """What RUN adds to a READY row: the trajectory, and what has happened to it. `server`: the one
     that it was given.
@@ -253,6 +257,7 @@ def ran_columns(
         node=node,
         worker=worker,
         server=trajectory.turns[-1].backend if trajectory.turns else server,
+        agent_refusals=refusals,
     )
 
 
@@ -268,6 +273,7 @@ def scored_columns(
     eval_s: float,
     trace: str = "",
     env_sha256: str = "",
+    refusals: tuple[NetworkRefusal, ...] = (),
 ) -> ScoredColumns:
     """RAN -> SCORED; `score` is None for rows that pass unscored, `trace` a grader's traceback."""
     return ScoredColumns(
@@ -279,6 +285,7 @@ def scored_columns(
         eval_failure_message=failure.message,
         eval_s=eval_s,
         env_sha256=env_sha256,
+        verifier_refusals=refusals,
     )
 
 

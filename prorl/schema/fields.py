@@ -163,6 +163,9 @@ TURN = _struct(
 
 REWARD_PART = _struct_of(RewardPart, pa.float64())
 
+REFUSAL = _struct(host=pa.utf8(), port=pa.int32(), reason=pa.utf8(), times=pa.int32())
+"""`prorl.types.NetworkRefusal`."""
+
 IDENTITY = (
     required("run_id", pa.utf8(), "name of the run"),
     required("rollout_id", pa.int64(), "the rollout; dense per run, given when it is accepted"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -38,6 +38,9 @@ class RecordingHost:
         self._ask("prepare", key)
         await work()
         return False
+
+    async def close_targets(self, targets: Iterable[tuple[str, int]]) -> None:
+        pass
 
     async def stop(self, ref: SandboxRef) -> None:
         self.asked.append(("stop", ref.sandbox_id.split(":")[0], ""))

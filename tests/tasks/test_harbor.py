@@ -9,9 +9,11 @@ import pytest
 from prorl.cli.app import dispatch
 from prorl.cli.job import with_task_limits
 from prorl.config import Limits, RunConfig, host_variables
+from prorl.envs.harbor import HarborEnv
 from prorl.errors import TaskError
+from prorl.network_policy import network_of, read_network
 from prorl.tasks import read_tasks
-from prorl.types import Json
+from prorl.types import Json, Stage
 from tests.harbor_folders import TOML, make_folder
 
 SERVICES = "services:\n  main: {build: .}\n"
@@ -95,7 +97,10 @@ FAST = "1"
         "workdir": "/app",
         "environment": {"SIDE": "agent"},
         "sandbox": {"memory_bytes": 2 << 30, "overlay_bytes": 512 << 20, "cpus": 2.0},
-        "network": "no-network",
+        "network": {
+            "agent": {"network_mode": "no-network"},
+            "verifier": {"network_mode": "public"},
+        },
         "solution_environment": {"FAST": "1"},
         "deviations": [],
     }
@@ -121,6 +126,33 @@ FAST = "1"
     assert task.data["verifier"]["has_tests"]
 
 
+ALLOWED = 'network_mode = "allowlist"\nallowed_hosts = ["PyPI.org", "*.example.org"]'
+HOSTS = {"network_mode": "allowlist", "allowed_hosts": ["PyPI.org", "*.example.org"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "agent", "verifier"),
+    [
+        (TOML, "no-network", "no-network"),
+        (TOML.replace('network_mode = "no-network"', "allow_internet = true"), "public", "public"),
+        (TOML.replace('network_mode = "no-network"', ""), "public", "public"),
+        (_toml('network_mode = "public"', "verifier"), "no-network", "public"),
+        (_toml(ALLOWED, "agent"), HOSTS, "no-network"),
+        (TOML.replace('network_mode = "no-network"', ALLOWED), HOSTS, HOSTS),
+    ],
+)
+def test_each_phase_has_the_network_that_its_author_states(
+    tmp_path: Path, text: str, agent: Json, verifier: Json
+) -> None:
+    """A phase that states none has that of its environment, and `public` is Harbor's default."""
+    (task,) = read_tasks(make_folder(tmp_path / "a", **{"task.toml": text})).tasks
+    assert task.data["deviations"] == []
+    for stage, wish in ((Stage.RUN, agent), (Stage.EVAL, verifier)):
+        assert network_of(task, stage) == read_network(wish, "expected")
+    message = HarborEnv().messages(task)[0].content
+    assert ("without network" in message) == (agent == "no-network")
+
+
 @pytest.mark.parametrize(
     ("text", "reported"),
     [
@@ -129,9 +161,6 @@ FAST = "1"
         (_toml("disk_gb = 3"), "the key `environment.disk_gb` of task.toml is unknown"),
         (_toml('user = "nobody"', "agent"), "agent.user: a sandbox has one user"),
         (_toml('skills_dir = "/skills"'), "environment.skills_dir"),
-        (TOML.replace('network_mode = "no-network"', "allow_internet = true"), "the network that"),
-        (_toml('network_mode = "public"', "verifier"), "the network that"),
-        (TOML.replace('network_mode = "no-network"', ""), "the network that"),
     ],
 )
 def test_what_has_no_effect_is_reported_once_for_all_tasks(
@@ -180,7 +209,11 @@ def test_what_has_no_effect_is_reported_once_for_all_tasks(
         ),
         (
             {"task.toml": _toml('allowed_hosts = ["a.example"]')},
-            "allowed_hosts without network_mode",
+            "allowed_hosts with network_mode",
+        ),
+        (
+            {"task.toml": _toml(ALLOWED.replace("PyPI.org", "10.0.0.0/8"), "agent")},
+            "task.toml: agent: allowed_hosts: '10.0.0.0/8' is an address; expected a host's name",
         ),
         (
             {"task.toml": TOML.replace("no-network", "everything")},

@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from prorl.cli.built import build_images, missing, recipes_of
+from prorl.cli.job import ungranted_network
 from prorl.cli.options import Flag, JsonList
 from prorl.cli.output import answer, clean, note
 from prorl.cli.settings import absolute_env, registry_root, sandbox_environment
@@ -76,7 +77,11 @@ def check(
         Kind of sandbox; auto = pyns where it works, else apptainer.
     """
     task_set = read_tasks(path, absolute_env(env), limit, skip_invalid=skip_invalid)
-    for line in (task_set.about, *task_set.deviations):
+    most = sandbox_environment().network.most
+    for line in (
+        *(task_set.about, *task_set.deviations),
+        *ungranted_network(task_set.tasks, most),
+    ):
         note(line)
     findings = asyncio.run(_check_built(task_set.tasks, sandbox))
     answer([finding._asdict() for finding in findings], _lines(path, findings), json=json)

@@ -15,6 +15,7 @@ from prorl.cli.terminal import open_terminal
 from prorl.envs.users import env_by_name, open_env, reference_of
 from prorl.errors import TaskError, UserError
 from prorl.limits import Deadline
+from prorl.network_policy import sandbox_spec
 from prorl.protocols import Env, Sandbox
 from prorl.sandbox.node.probe import choose
 from prorl.sandbox.spawn import spawned
@@ -85,7 +86,7 @@ async def _open(task: Task, kind: str, *, reference: bool, tests: bool) -> int:
         asyncio.get_running_loop().add_signal_handler(number, own.cancel)
     env = await open_env(env_by_name, task, LIMITS.init_s)
     env.check(task)
-    if env.sandbox(task, Stage.RUN) is None:
+    if sandbox_spec(env, task, Stage.RUN) is None:
         raise UserError(
             f"task {task.task_id!r} of env {task.env!r}, which needs no sandbox",
             "a task whose policy has tools",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from prorl import exact_json
@@ -212,6 +213,12 @@ def _argument(value: Json) -> str:
     )
 
 
+def _refusal(phase: str, refusal: dict[str, Any]) -> str:
+    """A host that a sandbox tried to reach in a phase and may not."""
+    host = clean(f"{refusal['host']}:{refusal['port']}")
+    return f"refused to the {phase}: {host} ({clean(refusal['reason'])}), {refusal['times']} times"
+
+
 def _verdict(rollout: dict[str, Any]) -> Iterator[str]:
     reward = "none" if rollout["reward"] is None else f"{rollout['reward']:g}"
     parts = " + ".join(
@@ -238,6 +245,8 @@ def _verdict(rollout: dict[str, Any]) -> Iterator[str]:
             f"failure {rollout['failure_class']}/{rollout['failure_code']}:"
             f" {clean(rollout['failure_message'])}"
         )
+    for phase in ("agent", "verifier"):
+        yield from map(_refusal, repeat(phase), rollout.get(f"{phase}_refusals") or ())
     if rollout.get("worker"):
         places = (rollout[name] for name in ("worker", "node", "server"))
         yield "on " + " · ".join(filter(None, map(clean, places)))

@@ -41,6 +41,7 @@ from prorl.errors import (
     TaskError,
 )
 from prorl.limits import Deadline
+from prorl.network_policy import NO_NETWORK, network_of
 from prorl.protocols import Sandbox
 from prorl.types import (
     IMAGE_WORKDIR,
@@ -84,9 +85,9 @@ class HarborEnv(BaseEnv):
 
     name = "harbor"
     system = (
-        "You work in a Linux container without network. Do what the user asks for with bash, which"
-        " starts in the working directory of the task. Tests look at the files that you leave when"
-        " you are done; processes that you leave running end with you."
+        "You work in a Linux container{network}. Do what the user asks for with bash, which starts"
+        " in the working directory of the task. Tests look at the files that you leave when you"
+        " are done; processes that you leave running end with you."
     )
     needs = ("folder", "image")
     offers = (BASH,)
@@ -99,6 +100,11 @@ class HarborEnv(BaseEnv):
         """What is wrong with a task's tests on the untouched image, empty: nothing; bounded by
         MAX_TASKS.
         """
+
+    def system_message(self, task: Task) -> str:
+        """It promises no network: what a task asks for is granted, or not, by the operator."""
+        is_closed = network_of(task, Stage.RUN).mode == NO_NETWORK
+        return self.system.format(network=" without network" if is_closed else "")
 
     def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
         spec = super().sandbox(task, stage)

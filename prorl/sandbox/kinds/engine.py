@@ -34,7 +34,14 @@ from prorl.sandbox.kinds.common import (
     show_interpreter,
     show_stack,
 )
-from prorl.sandbox.kinds.engine_support import IMAGE_SUPPORT, SUPPORT, clone, inside, loader, parts
+from prorl.sandbox.kinds.engine_support import (
+    IMAGE_SUPPORT,
+    SUPPORT,
+    clone,
+    inside,
+    loader,
+    parts,
+)
 from prorl.sandbox.kinds.rootfs import SHM_BYTES, keeps_folders
 from prorl.sandbox.launch import seccomp
 from prorl.sandbox.launch.spec import (
@@ -186,7 +193,8 @@ def binds(launch: Launch, image: str) -> list[str]:
     if image:
         ours = (f"{host}:{target}:ro" for host, target in parts())
         return [*specs, f"{support}/{IMAGE_SUPPORT}:{SUPPORT}:ro", *ours]
-    specs += [f"{support}:{SUPPORT}:ro", "/usr:/usr:ro"]
+    folders = filter(os.path.isdir, ("/usr", "/etc/ssl"))
+    specs += [f"{support}:{SUPPORT}:ro", *(f"{folder}:{folder}:ro" for folder in folders)]
     specs += [f"{launch.layer}:{LAYER}:ro"] if launch.layer else []
     # its own /tmp takes no binds
     roots = (root for root in interpreter_roots() if not root.startswith("/tmp/"))

@@ -44,6 +44,7 @@ IMAGE_SUPPORT = "image"
 SKELETON = (
     "usr",
     "etc",
+    "etc/ssl",
     "tmp",
     "var/tmp",
     "proc",

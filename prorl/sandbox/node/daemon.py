@@ -11,7 +11,7 @@ that leaves on disk the next daemon in the same root removes.
 Requests over its Unix socket (frames of `wire.py`; `id` pairs answers with questions, several may
 be open at once):
 
-    {"op": "start" | "reserve", "owner", "purpose", "spec", "holder", "life"}
+    {"op": "start" | "reserve", "owner", "purpose", "spec", "closed", "holder", "life"}
     {"op": "keep", "sandboxes", "holder", "life"}
     {"op": "stop", "sandbox_id"}   {"op": "stop_owner", "owner"}
     {"op": "fate", "sandbox_id", "seen"}   {"op": "status"}   {"op": "snapshots"}
@@ -111,6 +111,8 @@ class Daemon:
 
     async def _perform(self, ask: dict[str, Any]) -> dict[str, Any]:
         pool = self._pool
+        if closed := ask.get("closed"):
+            pool.close_targets(closed)
         match ask.get("op"):
             case "start":
                 spec, holder = _spec_of(ask["spec"]), _holder(ask)

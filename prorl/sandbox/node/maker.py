@@ -152,6 +152,7 @@ class Maker:
             "watchdog": list(self._watchdog.watches),
             "watchdog_cpu_s": self._watchdog.cpu_s,
             "zygote_pid": self._zygote.pid,
+            "proxy_pid": self.network.pid,
             "sandboxes": [
                 {
                     "id": live.ref.sandbox_id,

@@ -467,7 +467,7 @@ def main() -> None:
         calls.drop_to(NOBODY)
     calls.die_with_parent(signal.SIGKILL, int(parent))  # behind the change of uid, which clears it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    mirrors, closed = ([Target(*one) for one in settings[key]] for key in ("mirrors", "closed"))
+    mirrors, closed = ([Target(*pair) for pair in settings[key]] for key in ("mirrors", "closed"))
     rules = Rules(mirrors, closed)
     upstream = Upstream.of(os.environ[UPSTREAM_VARIABLE], settings["upstream_resolves"])
     asyncio.run(serve(socket.socket(fileno=int(control_fd)), rules, upstream))

@@ -62,6 +62,11 @@ class ProxyClient:
         self._numbers = count()
         self._waiting: dict[int, asyncio.Future[list[Json]]] = {}
 
+    @property
+    def pid(self) -> int:
+        """Of the proxy; 0 while no sandbox needs it."""
+        return self._child.pid if self._child is not None else 0
+
     def granted(self, spec: SandboxSpec) -> SandboxSpec:
         """What a sandbox gets of the network that its spec asks for."""
         mode, hosts = capped(NetworkPolicy(spec.network_mode, spec.allowed_hosts), self._most)
@@ -144,8 +149,9 @@ class ProxyClient:
     def close_targets(self, targets: Iterable[list[Json]]) -> None:
         """Hosts that no sandbox reaches from now on: model servers that came later."""
         fresh = [target for target in targets if target not in self._closed]
-        self._closed = (self._closed + fresh)[-MAX_CLOSED:]
-        self._send({"closed_targets": fresh})
+        if fresh:
+            self._closed = (self._closed + fresh)[-MAX_CLOSED:]
+            self._send({"closed_targets": fresh})
 
     async def refusals(self, sandbox_id: str) -> list[Json]:
         """What was refused to a sandbox since the last call, as [host, port, reason, count]."""

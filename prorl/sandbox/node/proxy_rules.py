@@ -122,7 +122,7 @@ class Rules:
         """Why an address may not be dialled for a target; empty: it may."""
         await self._refresh_closed()
         is_mirror = self.is_mirror(target)
-        ports = {port for (_, port), found in self._closed.items() if address in found}
+        ports = {port for (_, port), addresses in self._closed.items() if address in addresses}
         if ports & {0, target.port} or (ports and not is_mirror):
             return "service"
         if is_mirror:

@@ -21,8 +21,15 @@ from pydantic import ValidationError
 from prorl.config import host_variables
 from prorl.config.validation import explain
 from prorl.errors import TaskError
+from prorl.network_policy import NO_NETWORK, read_network
 from prorl.tasks.formats import Format, Row
-from prorl.tasks.formats.harbor_toml import Artifact, Environment, TaskToml, unknown_keys
+from prorl.tasks.formats.harbor_toml import (
+    Artifact,
+    Environment,
+    Phase,
+    TaskToml,
+    unknown_keys,
+)
 from prorl.types import DOCKER, DOCKERFILE, Json, Task
 
 CONFIG = "task.toml"
@@ -60,7 +67,7 @@ def read_folder(row: Row, index: int) -> Task:
             "environment": _variables("environment.env", environment.env),
             "healthcheck": environment.healthcheck and environment.healthcheck.model_dump(),
             "sandbox": _resources(environment),
-            "network": environment.network,
+            "network": _network(config),
             "agent_timeout_s": config.agent.timeout_sec,
             "verifier": {
                 "image": verifier_image,
@@ -146,16 +153,6 @@ def _check_supported(folder: Path, config: TaskToml) -> None:
             raise _unsupported(f"{place}.mcp_servers", "mcp_servers = []")
         if each.workdir and not each.workdir.startswith("/"):
             raise TaskError(f"{CONFIG}: {place}.workdir = {each.workdir!r}", "an absolute path")
-    for place, phase in (
-        ("environment", environment),
-        ("agent", config.agent),
-        ("verifier", verifier),
-    ):
-        if phase.allowed_hosts is not None and phase.network_mode != "allowlist":
-            raise TaskError(
-                f"{CONFIG}: {place}.allowed_hosts without network_mode",
-                'network_mode = "allowlist"',
-            )
     for name in ("environment", "tests"):
         _check_services(folder / name / COMPOSE)
 
@@ -254,6 +251,37 @@ def _resources(environment: Environment) -> dict[str, Json]:
     return {name: value for name, value in limits.items() if value}
 
 
+def _network(config: TaskToml) -> dict[str, Json]:
+    """What each phase may reach, as `data.network` has it: its own, else its environment's. Raises
+    TaskError.
+    """
+    own = config.verifier.environment if config.verifier.is_separate else None
+    places: dict[str, Environment | Phase] = {
+        "environment": config.environment,
+        "verifier.environment": own or config.environment,
+        "agent": config.agent,
+        "verifier": config.verifier,
+    }
+    stated = {place: _stated_network(place, keys) for place, keys in places.items()}
+    return {
+        "agent": stated["agent"] or stated["environment"],
+        "verifier": stated["verifier"] or stated["verifier.environment"],
+    }
+
+
+def _stated_network(place: str, keys: Environment | Phase) -> dict[str, Json] | None:
+    """What `network_mode` and `allowed_hosts` say in a table; None for a phase that says nothing.
+    Raises TaskError.
+    """
+    mode = keys.network if isinstance(keys, Environment) else keys.network_mode
+    if mode is None and keys.allowed_hosts is None:
+        return None
+    hosts = {} if keys.allowed_hosts is None else {"allowed_hosts": keys.allowed_hosts}
+    stated: dict[str, Json] = {"network_mode": mode or NO_NETWORK, **hosts}
+    read_network(stated, f"{CONFIG}: {place}")
+    return stated
+
+
 def _variables(
     place: str, variables: Mapping[str, str], *, is_hosts: bool = False
 ) -> dict[str, str]:
@@ -316,9 +344,6 @@ def _deviations(folder: Path, config: TaskToml) -> Iterator[str]:
     for place, user in users:
         if user not in (None, "root", 0, "0"):
             yield f"{place}.user: a sandbox has one user, which owns every file of the image"
-    modes = {config.environment.network, config.agent.network_mode, config.verifier.network_mode}
-    if modes & {"public", "allowlist"}:
-        yield "the network that it allows is not there: a sandbox has none"
     if config.environment.skills_dir:
         yield "environment.skills_dir: the native agent reads no skills"
     if any((folder / name / ".harborignore").is_file() for name in ("tests", "solution")):
