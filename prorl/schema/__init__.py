@@ -189,7 +189,9 @@ SCORED = versioned(
             " installed packages; null in files from before it was",
         ),
         required(
-            "verifier_refusals", list_of(REFUSAL), "the same of the sandbox in which EVAL scored"
+            "verifier_refusals",
+            list_of(REFUSAL),
+            "hosts that the verifier's sandbox tried to reach and may not, as agent_refusals",
         ),
     ],
     "edge/scored",
