@@ -15,7 +15,7 @@ import pytest
 from prorl.network_policy import ALLOWLIST, PUBLIC, Address, NetworkPolicy, Target
 from prorl.sandbox.node import proxy, proxy_rules
 from prorl.sandbox.node.proxy import Proxy, Upstream
-from prorl.sandbox.node.proxy_rules import Rules
+from prorl.sandbox.node.proxy_rules import ProxyRules
 from tests.waiting import until
 
 SITE = NetworkPolicy(ALLOWLIST, ("site.test", "*.sub.test"))
@@ -104,7 +104,7 @@ async def serving(
         server.port = listening.sockets[0].getsockname()[1]
         resolver = Names({"site.test": [["127.0.0.1"]], **(names or {})})
         mirrors = [Target("site.test", server.port)]
-        rules = Rules(mirrors, closed, resolver)
+        rules = ProxyRules(mirrors, closed, resolver)
         made = Proxy(rules, Upstream.of(upstream, resolves))
         listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         port = listener.getsockname()[1]
@@ -282,7 +282,7 @@ async def test_what_nobody_takes_is_not_collected() -> None:
     with slow_server:
         port = slow_server.getsockname()[1]
         async with serving(names={"slow.test": [["127.0.0.1"]]}) as ways:
-            ways.proxy.rules = Rules([Target("slow.test", port)], (), ways.names)
+            ways.proxy.rules = ProxyRules([Target("slow.test", port)], (), ways.names)
             loop = asyncio.get_running_loop()
             with socket.socket() as client:
                 client.setblocking(False)

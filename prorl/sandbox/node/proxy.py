@@ -43,7 +43,12 @@ from prorl.network_policy import (
     normal_name,
 )
 from prorl.sandbox.launch.spec import MESSAGE_BYTES
-from prorl.sandbox.node.proxy_rules import AnswerError, Refusal, RefusedError, Rules
+from prorl.sandbox.node.proxy_rules import (
+    ForbiddenHost,
+    ForbiddenHostError,
+    ProxyReplyError,
+    ProxyRules,
+)
 from prorl.sandbox.node.settings import PROXY_PORT
 
 MAX_CONNECTIONS = 32
@@ -104,7 +109,7 @@ class SandboxPort:
         self.resolutions = asyncio.Semaphore(MAX_RESOLUTIONS)
         self.tasks: set[asyncio.Task[None]] = set()
         """Accepting, and one for each connection."""
-        self._refusals: dict[Refusal, int] = {}
+        self._refusals: dict[ForbiddenHost, int] = {}
         """How often, at most MAX_REFUSALS and OTHERS."""
         self._tokens, self._counted_at = BURST, now
 
@@ -114,9 +119,9 @@ class SandboxPort:
         self._counted_at = now
         return max(0.0, -self._tokens / RATE)
 
-    def count(self, refusal: Refusal) -> None:
+    def count(self, refusal: ForbiddenHost) -> None:
         if refusal not in self._refusals and len(self._refusals) >= MAX_REFUSALS:
-            refusal = Refusal(OTHERS, 0, "")
+            refusal = ForbiddenHost(OTHERS, 0, "")
         self._refusals[refusal] = self._refusals.get(refusal, 0) + 1
 
     def take_refusals(self) -> list[tuple[Any, ...]]:
@@ -133,7 +138,7 @@ class SandboxPort:
 class Proxy:
     """All sandboxes' ports. Belongs to one event loop."""
 
-    def __init__(self, rules: Rules, upstream: Upstream | None = None) -> None:
+    def __init__(self, rules: ProxyRules, upstream: Upstream | None = None) -> None:
         self.rules, self._upstream = rules, upstream
         self._open = asyncio.Semaphore(MAX_OPEN)
         self.ports: dict[str, SandboxPort] = {}
@@ -177,10 +182,10 @@ class Proxy:
             async with self._open:
                 try:
                     await self._answer(port, client)
-                except RefusedError as error:
+                except ForbiddenHostError as error:
                     port.count(error.refusal)
                     await _respond(client, 403, str(error))
-                except AnswerError as error:
+                except ProxyReplyError as error:
                     await _respond(client, error.status, str(error))
                 except (OSError, TimeoutError):
                     pass  # one of both is gone, or silent
@@ -206,7 +211,7 @@ class Proxy:
         """What to dial: addresses that were checked, or the name where the upstream resolves it."""
         try:
             return [str(address) for address in await self.rules.open_addresses(target)]
-        except AnswerError:
+        except ProxyReplyError:
             if self._upstream is None or not self._upstream.resolves or "." not in target.host:
                 raise
         return [target.host]
@@ -223,7 +228,7 @@ class Proxy:
                     return await _through(upstream, Target(name, target.port))
             except (OSError, TimeoutError) as error:
                 problem = str(error) or f"no answer within {CONNECT_S:g} s"
-        raise AnswerError(502, f"{target} does not answer: {problem}"[:200])
+        raise ProxyReplyError(502, f"{target} does not answer: {problem}"[:200])
 
 
 async def _dial(host: str, port: int) -> socket.socket:
@@ -241,7 +246,7 @@ async def _dial(host: str, port: int) -> socket.socket:
 
 async def _through(upstream: Upstream, target: Target) -> tuple[socket.socket, bytes]:
     """A tunnel to a target that an upstream proxy makes, and what came through it already. Raises
-    OSError, AnswerError.
+    OSError, ProxyReplyError.
     """
     loop = asyncio.get_running_loop()
     rows = await loop.getaddrinfo(*upstream.target, type=socket.SOCK_STREAM)
@@ -256,14 +261,14 @@ async def _through(upstream: Upstream, target: Target) -> tuple[socket.socket, b
         http.send(h11.EndOfMessage())
         while not isinstance(event := http.next_event(), h11.Response):
             if event is not h11.NEED_DATA:
-                raise AnswerError(502, "the node's own proxy did not answer")
+                raise ProxyReplyError(502, "the node's own proxy did not answer")
             http.receive_data(await loop.sock_recv(server, MAX_HEAD_BYTES))
         if not 200 <= event.status_code < 300:
             text = f"the node's own proxy answers {event.status_code} for {target}"
-            raise AnswerError(502, text)
+            raise ProxyReplyError(502, text)
     except h11.RemoteProtocolError as error:
         server.close()
-        raise AnswerError(502, f"the node's own proxy answers no HTTP: {error}"[:200]) from None
+        raise ProxyReplyError(502, f"the node's own proxy answers no HTTP: {error}"[:200]) from None
     except BaseException:
         server.close()
         raise
@@ -271,7 +276,7 @@ async def _through(upstream: Upstream, target: Target) -> tuple[socket.socket, b
 
 
 async def _read_request(client: socket.socket) -> tuple[h11.Connection, h11.Request]:
-    """The request that a client begins with. Raises AnswerError, OSError."""
+    """The request that a client begins with. Raises ProxyReplyError, OSError."""
     loop = asyncio.get_running_loop()
     http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
     try:
@@ -282,24 +287,26 @@ async def _read_request(client: socket.socket) -> tuple[h11.Connection, h11.Requ
                 http.receive_data(await loop.sock_recv(client, MAX_HEAD_BYTES))
     except h11.RemoteProtocolError as error:
         status = error.error_status_hint
-        raise AnswerError(431 if status == 431 else 400, f"no request: {error}"[:200]) from None
+        raise ProxyReplyError(431 if status == 431 else 400, f"no request: {error}"[:200]) from None
     except TimeoutError:
-        raise AnswerError(408, f"no request within {HEAD_S:g} s") from None
+        raise ProxyReplyError(408, f"no request within {HEAD_S:g} s") from None
     return http, event
 
 
 def _target(request: h11.Request) -> Target:
-    """What a request is for. Raises AnswerError."""
+    """What a request is for. Raises ProxyReplyError."""
     text = request.target.decode("latin-1")
     is_connect = request.method == b"CONNECT"
     try:
         parts = urlsplit(f"//{text}" if is_connect else text)
         host, port = normal_name(parts.hostname or ""), parts.port
     except ValueError:
-        raise AnswerError(400, f"{text[:100]!r} names no host") from None
+        raise ProxyReplyError(400, f"{text[:100]!r} names no host") from None
     is_plain = is_connect or parts.scheme == "http"
     if not is_plain or not host or len(host) > MAX_NAME or (is_connect and not port):
-        raise AnswerError(400, f"{text[:100]!r}; expected CONNECT HOST:PORT, or http://HOST/PATH")
+        raise ProxyReplyError(
+            400, f"{text[:100]!r}; expected CONNECT HOST:PORT, or http://HOST/PATH"
+        )
     return Target(host, port or 80)
 
 
@@ -399,7 +406,7 @@ async def _respond(client: socket.socket, status: int, text: str) -> None:
 # ---- the process
 
 
-class Control:
+class ProxyControl:
     """What sandboxd says, each in one packet:
 
     {"open": ID, "network": [MODE, HOSTS]} with a listener, {"network": ..., "of": ID},
@@ -445,10 +452,10 @@ class Control:
                     self._channel.send(answer.encode())
 
 
-async def serve(channel: socket.socket, rules: Rules, upstream: Upstream | None) -> None:
+async def serve(channel: socket.socket, rules: ProxyRules, upstream: Upstream | None) -> None:
     """Serve until sandboxd hangs up."""
     channel.setblocking(False)
-    control = Control(Proxy(rules, upstream), channel)
+    control = ProxyControl(Proxy(rules, upstream), channel)
     asyncio.get_running_loop().add_reader(channel, control.receive)
     await control.ended.wait()
 
@@ -468,7 +475,7 @@ def main() -> None:
     calls.die_with_parent(signal.SIGKILL, int(parent))  # behind the change of uid, which clears it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     mirrors, closed = ([Target(*pair) for pair in settings[key]] for key in ("mirrors", "closed"))
-    rules = Rules(mirrors, closed)
+    rules = ProxyRules(mirrors, closed)
     upstream = Upstream.of(os.environ[UPSTREAM_VARIABLE], settings["upstream_resolves"])
     asyncio.run(serve(socket.socket(fileno=int(control_fd)), rules, upstream))
 

@@ -1,7 +1,8 @@
 """Which address the node's proxy may dial for a sandbox: policy, closed hosts, names resolved once.
 
-`Rules` owns the resolver and what the operator says of mirrors and closed hosts. A name is asked
-for only after the policy has let it pass, so that no name that a sandbox makes up leaves the node.
+`ProxyRules` owns the resolver and what the operator says of mirrors and closed hosts. A name is
+resolved only after the policy has let it pass, so that no name that a sandbox makes up leaves the
+node.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ CLOSED_TTL_S = 60.0
 """Names of hosts that stay closed are resolved again after this time."""
 
 
-class Refusal(NamedTuple):
+class ForbiddenHost(NamedTuple):
     """What a sandbox may not reach, and why."""
 
     host: str
@@ -43,15 +44,15 @@ class Refusal(NamedTuple):
     reason: str
 
 
-class RefusedError(Exception):
+class ForbiddenHostError(Exception):
     """A connection that the policy does not allow."""
 
-    def __init__(self, refusal: Refusal, text: str) -> None:
+    def __init__(self, refusal: ForbiddenHost, text: str) -> None:
         super().__init__(text)
         self.refusal = refusal
 
 
-class AnswerError(Exception):
+class ProxyReplyError(Exception):
     """A request that ends with an HTTP status of ours, and is no refusal."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -63,7 +64,7 @@ Resolve = Callable[[str, int], Awaitable[list[Address]]]
 _NONE: Sequence[Address] = ()
 
 
-class Rules:
+class ProxyRules:
     """Which address a connection of a sandbox may dial. Belongs to one event loop.
 
     `mirrors` and `closed` are targets; port 0 stands for every port. A mirror is the operator's own
@@ -91,7 +92,7 @@ class Rules:
         self._closed_until = 0.0
 
     def check(self, network: NetworkPolicy, target: Target) -> None:
-        """Raise RefusedError for a target that the policy closes whatever its address is."""
+        """Raise ForbiddenHostError for a target that the policy closes whatever its address is."""
         host, port = target
         if network.mode == NO_NETWORK:
             raise _refused(target, NO_NETWORK, "has no network in this phase of its task")
@@ -106,12 +107,12 @@ class Rules:
         return target in self._mirrors or Target(target.host, 0) in self._mirrors
 
     async def open_addresses(self, target: Target) -> list[Address]:
-        """The addresses of a target that may be dialled. Raises RefusedError where it has none, and
-        AnswerError where its name has no address.
+        """The addresses of a target that may be dialled. Raises ForbiddenHostError where it has
+        none, and ProxyReplyError where its name has no address.
         """
         addresses = await self.resolve(*target)
         if not addresses:
-            raise AnswerError(502, f"{target.host} has no address")
+            raise ProxyReplyError(502, f"{target.host} has no address")
         reasons = {address: await self._reason(address, target) for address in addresses}
         if all(reasons.values()):
             reason = reasons[addresses[0]]
@@ -145,7 +146,7 @@ class Rules:
     async def _known_addresses(self, target: Target) -> Sequence[Address]:
         try:
             return await self.resolve(*target)
-        except AnswerError:
+        except ProxyReplyError:
             return self._closed.get(target, ())
 
     async def _resolve(self, host: str, port: int) -> list[Address]:
@@ -158,15 +159,15 @@ class Rules:
                     self._pool, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
                 )
         except TimeoutError:
-            raise AnswerError(504, f"{host} was not resolved within {RESOLVE_S:g} s") from None
+            raise ProxyReplyError(504, f"{host} was not resolved within {RESOLVE_S:g} s") from None
         except (OSError, UnicodeError) as error:
-            raise AnswerError(502, f"{host} cannot be resolved: {error}"[:200]) from None
+            raise ProxyReplyError(502, f"{host} cannot be resolved: {error}"[:200]) from None
         return list(dict.fromkeys(ipaddress.ip_address(row[4][0]) for row in rows))
 
 
-def _refused(target: Target, reason: str, text: str) -> RefusedError:
-    refusal = Refusal(target.host[:MAX_NAME], target.port, reason)
-    return RefusedError(refusal, f"this sandbox {text}")
+def _refused(target: Target, reason: str, text: str) -> ForbiddenHostError:
+    refusal = ForbiddenHost(target.host[:MAX_NAME], target.port, reason)
+    return ForbiddenHostError(refusal, f"this sandbox {text}")
 
 
 def _is_own(address: Address) -> bool:

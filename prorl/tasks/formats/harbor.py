@@ -26,7 +26,7 @@ from prorl.tasks.formats import Format, Row
 from prorl.tasks.formats.harbor_toml import (
     Artifact,
     Environment,
-    Phase,
+    HarborPhase,
     TaskToml,
     unknown_keys,
 )
@@ -256,7 +256,7 @@ def _network(config: TaskToml) -> dict[str, Json]:
     TaskError.
     """
     own = config.verifier.environment if config.verifier.is_separate else None
-    places: dict[str, Environment | Phase] = {
+    places: dict[str, Environment | HarborPhase] = {
         "environment": config.environment,
         "verifier.environment": own or config.environment,
         "agent": config.agent,
@@ -269,7 +269,7 @@ def _network(config: TaskToml) -> dict[str, Json]:
     }
 
 
-def _stated_network(place: str, keys: Environment | Phase) -> dict[str, Json] | None:
+def _stated_network(place: str, keys: Environment | HarborPhase) -> dict[str, Json] | None:
     """What `network_mode` and `allowed_hosts` say in a table; None for a phase that says nothing.
     Raises TaskError.
     """
