@@ -16,14 +16,11 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from prorl.errors import TaskError
 from prorl.types import Json, SandboxSpec, Stage, Task
-
-if TYPE_CHECKING:
-    from prorl.protocols import Env
 
 NO_NETWORK, ALLOWLIST, PUBLIC = "no-network", "allowlist", "public"
 MODES = (NO_NETWORK, ALLOWLIST, PUBLIC)
@@ -210,7 +207,14 @@ def network_of(task: Task, stage: Stage) -> NetworkPolicy:
     return read_network(value, f"task {task.task_id!r}: data.network")
 
 
-def sandbox_spec(env: Env, task: Task, stage: Stage) -> SandboxSpec | None:
+class SandboxedEnv(Protocol):
+    """What is read here of `prorl.protocols.Env`, which knows this module."""
+
+    def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
+        """What a stage needs; None for no sandbox."""
+
+
+def sandbox_spec(env: SandboxedEnv, task: Task, stage: Stage) -> SandboxSpec | None:
     """The sandbox that an env asks for, with the network that the task asks for. Raises TaskError.
 
     Whoever starts sandboxes for a task takes their specs from here, whatever env it has.
