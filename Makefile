@@ -174,9 +174,10 @@ test-as-user: setup ## as root: the tests of sandboxes, tools and pipeline once 
 docs: setup ## the documentation, in docs/_build/html
 	$(BIN)/python -m sphinx -q -W -b html docs docs/_build/html
 
-check: setup ## format, lint, types, layers
+check: setup ## format, lint, names, types, layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python -m tests.names
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
