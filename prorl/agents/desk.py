@@ -66,7 +66,7 @@ class GuestWork:
 
 
 @dataclass(eq=False)
-class Lease:
+class GuestLease:
     """An attempt that a guest plays, or may."""
 
     name: str
@@ -101,8 +101,8 @@ class Desk:
         self.keys = keys or Keys(secrets.token_hex())
         self._secret = (secret or secrets.token_hex()).encode()
         self._starts = asyncio.Semaphore(2 * (cpu_count() or 1))
-        self._offered: list[Lease] = []
-        self._leased: dict[str, Lease] = {}
+        self._offered: list[GuestLease] = []
+        self._leased: dict[str, GuestLease] = {}
         self._said: OrderedDict[str, bytes] = OrderedDict()
         self._news = asyncio.Condition()
 
@@ -151,7 +151,7 @@ class Desk:
         told = {"lease": lease_id, "run": run, "rollout": rollout, "attempt": attempt}
         told |= {"task": work.task, "base_url": f"{url}/v1", "key": key}
         told |= {"env": work.environment(url, key), "deadline_s": work.deadline.remaining_s}
-        lease = Lease(work.name, run, work.answer, told)
+        lease = GuestLease(work.name, run, work.answer, told)
         work.deadline.pause()
         self._offered.append(lease)
         self._waits(work.key, True)
@@ -172,7 +172,7 @@ class Desk:
         finally:
             self._leased.pop(lease_id, None)
 
-    async def _outcome(self, lease: Lease) -> dict[str, Json]:
+    async def _outcome(self, lease: GuestLease) -> dict[str, Json]:
         now = asyncio.get_running_loop().time
         while not lease.outcome.done():
             left_s = SILENT_S if lease.asking else lease.heard_at + SILENT_S - now()
@@ -188,7 +188,7 @@ class Desk:
         """Proves that a lease was given, also when it is no more."""
         return f"{lease}.{hmac.digest(self._secret, lease.encode(), hashlib.sha256).hex()}"
 
-    def leased(self, lease: str) -> Lease | None:
+    def leased(self, lease: str) -> GuestLease | None:
         return self._leased.get(lease)
 
     async def wait_for(self, name: str, wait_s: float, grant: TokenGrant) -> None:
@@ -197,7 +197,7 @@ class Desk:
             async with asyncio.timeout(wait_s), self._news:
                 await self._news.wait_for(lambda: self._open(name, grant))
 
-    def take(self, name: str, slots: int, grant: TokenGrant = EVERYTHING) -> list[Lease]:
+    def take(self, name: str, slots: int, grant: TokenGrant = EVERYTHING) -> list[GuestLease]:
         """Give attempts away, the oldest first."""
         taken = self._open(name, grant)[:slots]
         for lease in taken:
@@ -207,7 +207,7 @@ class Desk:
             lease.taken.set()
         return taken
 
-    def _open(self, name: str, grant: TokenGrant) -> list[Lease]:
+    def _open(self, name: str, grant: TokenGrant) -> list[GuestLease]:
         mine = (lease for lease in self._offered if lease.name == name)
         return [lease for lease in mine if not grant.runs or lease.run in grant.runs]
 

@@ -23,7 +23,7 @@ from prorl.errors import ConfigError, ForbiddenError, UnauthorizedError, UserErr
 from prorl.net.access import check_lease
 
 if TYPE_CHECKING:
-    from prorl.agents.desk import Desk, Lease
+    from prorl.agents.desk import Desk, GuestLease
     from prorl.net.bearer import Keys
     from prorl.net.tls import AnyCredentials, Credentials
 
@@ -87,7 +87,7 @@ async def _lend(desk: Desk, keys: Keys, request: web.BaseRequest, name: str) -> 
     return web.json_response([lease.told for lease in desk.take(name, slots, grant)])
 
 
-async def _serve(lease: Lease, request: web.BaseRequest, how: str) -> web.StreamResponse:
+async def _serve(lease: GuestLease, request: web.BaseRequest, how: str) -> web.StreamResponse:
     lease.asking += 1
     try:
         return _said(200) if how == "alive" else await lease.answer(request)

@@ -270,13 +270,15 @@ def check_room(num_tokens: int, max_tokens: int) -> None:
 
 def _weight(arguments: tuple[Any, ...]) -> int:
     """What a rendering costs, in bytes of text."""
-    lists = [one for one in arguments if not isinstance(one, np.ndarray)]
+    lists = [argument for argument in arguments if not isinstance(argument, np.ndarray)]
     return _size(arguments) + MESSAGE_BYTES * sum(map(len, lists))
 
 
 def _size(arguments: tuple[Any, ...]) -> int:
     size = 0
-    for item in (item for one in arguments if not isinstance(one, np.ndarray) for item in one):
+    for item in (
+        item for argument in arguments if not isinstance(argument, np.ndarray) for item in argument
+    ):
         if isinstance(item, Message):
             size += len(item.content) + len(item.reasoning)
             size += sum(len(call.text) + MESSAGE_BYTES for call in item.tool_calls)

@@ -16,7 +16,7 @@ import numpy as np
 from prorl import exact_json
 from prorl.errors import ConfigError
 from prorl.renderer.grammar import hermes
-from prorl.renderer.guard import Speech, split_thoughts
+from prorl.renderer.guard import CompletionDecoder, split_thoughts
 from prorl.types import Message, ToolSpec
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class ChatMLRenderer:
         self.stop_token_ids = tuple(
             tokenizer.specials[tag] for tag in (_END, _EOT) if tag in tokenizer.specials
         )
-        self._speech = Speech(tokenizer, _TAGS)
+        self._speech = CompletionDecoder(tokenizer, _TAGS)
         self._compact_tools = bool(getattr(tokenizer, "compact_tools", False))
         self._assistant_L = self._ids(_START, "assistant\n")
 
@@ -92,9 +92,9 @@ class ChatMLRenderer:
         reasoning, text = split_thoughts(
             self._speech.text(ids), (_THINK, _THINK_END), is_open=False
         )
-        said = hermes(text, {}, len(ids) < len(completion_ids))
+        parsed = hermes(text, {}, len(ids) < len(completion_ids))
         return Message(
-            role="assistant", content=said.content, tool_calls=said.calls, reasoning=reasoning
+            role="assistant", content=parsed.content, tool_calls=parsed.calls, reasoning=reasoning
         )
 
     def completion(self, message: Message) -> Int32:
@@ -158,8 +158,10 @@ class ChatMLRenderer:
         for index, call in enumerate(message.tool_calls):
             if index or message.content:
                 yield "\n"
-            said = exact_json.dumps({"name": call.name, "arguments": dict(call.arguments)}).decode()
-            yield from (_CALL, f"\n{said}\n", _CALL_END)
+            call_json = exact_json.dumps(
+                {"name": call.name, "arguments": dict(call.arguments)}
+            ).decode()
+            yield from (_CALL, f"\n{call_json}\n", _CALL_END)
 
 
 def _signature(tool: ToolSpec) -> str:

@@ -7,7 +7,8 @@ taken out of all content first. Each added token that a content string spells is
 rendering only unfenced tokens become specials, and the fenced ones are encoded as the plain text
 that they are. Content that ends in the beginning of a token is fenced off from what the template
 writes behind it. Strings that spell nothing are not touched, so their ids are the official ones.
-`Speech` is the way back: what was sampled, as text where only real markers look like markers.
+`CompletionDecoder` is the way back: what was sampled, as text where only real markers look like
+markers.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Guard:
             yield text[start:], False
 
 
-class Speech:
+class CompletionDecoder:
     """Decodes completions for the grammars.
 
     An added token that a marker holds stays as it is when it was sampled as that token; the same
@@ -106,14 +107,15 @@ class Speech:
 
     def __init__(self, tokenizer: Tokenizer, markers: Sequence[str]) -> None:
         self._tokenizer = tokenizer
-        held = {
+        marker_ids = {
             text: id
             for text, id in tokenizer.specials.items()
             if text and any(text in marker for marker in markers)
         }
-        self._text_of = {id: text for text, id in held.items()}
+        self._text_of = {id: text for text, id in marker_ids.items()}
         self._spelled = re.compile(
-            "|".join(re.escape(text) for text in sorted(held, key=len, reverse=True)) or r"(?!)"
+            "|".join(re.escape(text) for text in sorted(marker_ids, key=len, reverse=True))
+            or r"(?!)"
         )
         # A look into a table is twenty times faster than `np.isin`, which sorts. The last entry
         # stands for ids beyond it.
@@ -180,5 +182,5 @@ def split_thoughts(
         end = end if end >= 0 else len(text)
         thoughts.append(text[at:end])
         at = end
-    said = "".join(rest).replace(closer, "")
-    return bare("\n".join(thoughts)).strip("\n"), said
+    content = "".join(rest).replace(closer, "")
+    return bare("\n".join(thoughts)).strip("\n"), content

@@ -23,7 +23,7 @@ import numpy as np
 
 from prorl.errors import ConfigError, TaskError
 from prorl.renderer.family import Family
-from prorl.renderer.guard import MARK, OPEN, Guard, Speech, split_thoughts
+from prorl.renderer.guard import MARK, OPEN, CompletionDecoder, Guard, split_thoughts
 from prorl.renderer.template import ChatTemplate, TemplateFault, made_up_id, tool_values
 from prorl.types import Json, Message, ToolCall, ToolSpec
 
@@ -107,9 +107,9 @@ class Proof(NamedTuple):
             return "no tools", self.tools
         verdict = self.worst(TurnKind.USER, TurnKind.USER_AFTER_CALL)
         others = ", ".join(
-            f"{kind}: {found.verdict}"
-            for kind, found in self.findings.items()
-            if found.verdict is not Verdict.EXACT
+            f"{kind}: {finding.verdict}"
+            for kind, finding in self.findings.items()
+            if finding.verdict is not Verdict.EXACT
         )
         if verdict is Verdict.EXACT:
             return "exact", others
@@ -137,7 +137,7 @@ class TemplateRenderer:
         self._on_rewrite, self._unshown_tools = on_history_rewrite, allow_unrendered_tools
         self.stop_token_ids = tuple(dict.fromkeys([*_stop_ids(tokenizer, family), *stop_ids]))
         self._guard = Guard(tokenizer)
-        self._speech = Speech(tokenizer, (*family.markers, *(family.thoughts or ())))
+        self._speech = CompletionDecoder(tokenizer, (*family.markers, *(family.thoughts or ())))
         ends = (*family.stops, *family.closers)
         self.ends = re.compile(f"(?<!{OPEN})(?:{'|'.join(map(re.escape, ends))})")
         self._end_ids = {
@@ -166,8 +166,8 @@ class TemplateRenderer:
             )
         template = self.tool_template if tools else self.template
         values = self._guard.fence(self.family.dialect.messages(messages))
-        shown = self._guard.fence(tool_values(tools)) or None
-        return self._rendered(template, "the prompt", values, shown)
+        fenced_tools = self._guard.fence(tool_values(tools)) or None
+        return self._rendered(template, "the prompt", values, fenced_tools)
 
     def _rendered(self, template: ChatTemplate, what: str, values: Json, tools: Json | None) -> str:
         """A text that ends where the assistant starts. Raises TaskError where that is refused."""
@@ -276,7 +276,7 @@ class TemplateRenderer:
     def facts(self) -> dict[str, Json]:
         """What a run's manifest says of the renderer: family, template's hash, what was proved."""
         proof = self.proof
-        found = proof.findings.items() if proof else ()
+        findings = proof.findings.items() if proof else ()
         stops = {id: text for text, id in self.tokenizer.specials.items()}
         return {
             "family": self.family.name,
@@ -287,7 +287,7 @@ class TemplateRenderer:
             "how": proof.summary()[0] if proof else "",
             "no_system": proof.no_system if proof else "",
             "no_tools": (self._tool_problem() or ("",))[0],
-            "proof": {kind.value: finding.verdict.value for kind, finding in found},
+            "proof": {kind.value: finding.verdict.value for kind, finding in findings},
         }
 
     # ---- ids to messages
@@ -308,12 +308,12 @@ class TemplateRenderer:
         ids = completion_ids[: stops[0]] if is_ended else completion_ids
         is_open = self.opens_thoughts if prompt_ids is None else self._is_open(prompt_ids)
         reasoning, text = self._split(self._speech.text(ids), is_open, is_ended)
-        said = self.family.grammar(text, {tool.name: tool for tool in tools}, is_ended)
+        parsed = self.family.grammar(text, {tool.name: tool for tool in tools}, is_ended)
         return Message(
             role="assistant",
-            content=said.content,
-            tool_calls=said.calls,
-            reasoning=reasoning or said.reasoning,
+            content=parsed.content,
+            tool_calls=parsed.calls,
+            reasoning=reasoning or parsed.reasoning,
         )
 
     def _split(self, text: str, is_open: bool, is_ended: bool) -> tuple[str, str]:
@@ -357,21 +357,21 @@ class TemplateRenderer:
             after = template.render(values, tools)
         except TemplateFault as fault:
             raise self._silent(str(fault)) from fault
-        said = self.said(before, after)
-        if said is None or (message.tool_calls and not self.family.shows_calls):
+        written = self.written_turn(before, after)
+        if written is None or (message.tool_calls and not self.family.shows_calls):
             raise self._silent("it rewrites or leaves out what the assistant says")
-        if (end := self.last_end(said)) and not self.family.next_role_stops:
-            return said[:end]
+        if (end := self.last_end(written)) and not self.family.next_role_stops:
+            return written[:end]
         family = self.family
         closing = family.call_end if message.tool_calls else family.answer_end
-        return said + (closing or family.stops[0])
+        return written + (closing or family.stops[0])
 
-    def last_end(self, said: str) -> int:
+    def last_end(self, written: str) -> int:
         """Behind which place in what the template writes a turn's own end stands; 0 for none."""
-        ends = [match.end() for match in self.ends.finditer(said)]
+        ends = [match.end() for match in self.ends.finditer(written)]
         return (ends[-1] if self.family.any_end_closes else ends[0]) if ends else 0
 
-    def said(self, before: str, after: str) -> str | None:
+    def written_turn(self, before: str, after: str) -> str | None:
         """What the assistant says in `after`, whose prompt was `before`; None for another prompt.
 
         A thought that the prompt opens and the history lacks is closed first.
@@ -386,8 +386,8 @@ class TemplateRenderer:
         if not after.startswith(start):
             return None
         is_open = before.rstrip().endswith(self.family.thoughts[0].rstrip())
-        said = after[len(start) :]
-        return self.family.thoughts[1] + said if is_open else said
+        written = after[len(start) :]
+        return self.family.thoughts[1] + written if is_open else written
 
     def _silent(self, why: str) -> ConfigError:
         return ConfigError(

@@ -127,10 +127,10 @@ def _calls(renderer: TemplateRenderer) -> str:
     if not renderer.family.shows_calls:
         return ""
     try:
-        found = renderer.parse(renderer.completion(message), None, (TOOL,)).tool_calls
+        calls = renderer.parse(renderer.completion(message), None, (TOOL,)).tool_calls
     except UserError as error:
         return error.problem
-    if [(c.name, dict(c.arguments)) for c in found] != [("look", {"word": "w0"})]:
+    if [(c.name, dict(c.arguments)) for c in calls] != [("look", {"word": "w0"})]:
         return f"a call of family {renderer.family.name} is not read back as it was written"
     return ""
 
@@ -163,13 +163,13 @@ def _appended(
     """This turn's prompt, what the template writes for the turn, and the bridge."""
     values = renderer.family.dialect.messages(case.past)
     turn = renderer.tool_template.try_render(values, tool_values((TOOL,)))
-    said = None if turn is None else renderer.said(before, turn)
-    if said is None:
+    written = None if turn is None else renderer.written_turn(before, turn)
+    if written is None:
         return None
     if renderer.family.next_role_stops:
-        return before + said.rstrip("\n") + tail
-    last = renderer.last_end(said)
-    return before + (said[:last] if last else said + end) + tail
+        return before + written.rstrip("\n") + tail
+    last = renderer.last_end(written)
+    return before + (written[:last] if last else written + end) + tail
 
 
 def _without_thoughts(renderer: TemplateRenderer, text: str) -> str:
@@ -222,5 +222,8 @@ def _all_cases(renderer: TemplateRenderer) -> str:
         renderer.family.dialect.messages((*case.past, *case.new)) for case in cases(thinks=True)
     ]
     template = renderer.tool_template
-    written = (template.try_render(one, add_generation_prompt=True) for one in conversations)
+    written = (
+        template.try_render(conversation, add_generation_prompt=True)
+        for conversation in conversations
+    )
     return "".join(text or "" for text in written)

@@ -169,12 +169,12 @@ class ChatTemplate:
             # it is defined.
             tree = self._sandbox.parse(source)
             own = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"}
-            asked = {
+            tested = {
                 test.node.name
                 for test in tree.find_all(nodes.Test)
                 if test.name == "defined" and isinstance(test.node, nodes.Name)
             }
-            self.reads = frozenset(meta.find_undeclared_variables(tree)) - (own - asked)
+            self.reads = frozenset(meta.find_undeclared_variables(tree)) - (own - tested)
         except jinja2.TemplateError as cause:
             raise ConfigError(
                 f"{where}: {cause}", "a Jinja template", "take the file from the model's repository"
@@ -195,10 +195,10 @@ class ChatTemplate:
         for name in names:
             if name not in self.switches:
                 close = difflib.get_close_matches(name, self.switches, n=1)
-                known = ", ".join(self.switches) or "none"
+                switches = ", ".join(self.switches) or "none"
                 raise ConfigError(
                     f"{self.where} reads no variable {name!r}",
-                    f"one of its own: {known}",
+                    f"one of its own: {switches}",
                     f"did you mean {close[0]!r}?" if close else "leave it out",
                 )
 
@@ -284,24 +284,24 @@ def _templates(directory: Path, settings: Mapping[str, Json]) -> dict[str, str]:
     file = directory / "chat_template.jinja"
     if file.is_file():
         return {**more, "default": file.read_text("utf-8")}
-    found = _json(directory / "chat_template.json").get("chat_template")
-    found = found or settings.get("chat_template")
-    if isinstance(found, str):
-        return {**more, "default": found}
-    named = {str(entry.get("name")): str(entry.get("template")) for entry in _list(found)}
+    template = _json(directory / "chat_template.json").get("chat_template")
+    template = template or settings.get("chat_template")
+    if isinstance(template, str):
+        return {**more, "default": template}
+    named = {str(entry.get("name")): str(entry.get("template")) for entry in _list(template)}
     return {**more, **named}
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = orjson.loads(path.read_bytes())
+        parsed = orjson.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, orjson.JSONDecodeError) as cause:
         raise ConfigError(
             f"cannot read {path}: {cause}", "a JSON object", "fetch the model again"
         ) from cause
-    return found if isinstance(found, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _list(value: Json) -> list[Any]:

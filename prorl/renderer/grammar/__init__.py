@@ -26,7 +26,7 @@ from prorl import exact_json
 from prorl.renderer.grammar.common import (
     CUT_OFF,
     MAX_CALLS,
-    Said,
+    ParsedText,
     Tools,
     blocks,
     broken,
@@ -45,8 +45,8 @@ from prorl.renderer.guard import bare
 from prorl.types import Json, ToolCall
 
 
-def plain(text: str, tools: Tools, ended: bool) -> Said:
-    return Said(clean(text))
+def plain(text: str, tools: Tools, ended: bool) -> ParsedText:
+    return ParsedText(clean(text))
 
 
 _FUNCTION = re.compile(r"<function=([^<>\n]*)>(.*?)(?:</function>|\Z)", re.DOTALL)
@@ -65,12 +65,12 @@ what a policy writes that repeats itself.
 """
 
 
-def hermes(text: str, tools: Tools, ended: bool) -> Said:
+def hermes(text: str, tools: Tools, ended: bool) -> ParsedText:
     """One JSON object in each block."""
     return blocks(text, "<tool_call>", "</tool_call>", ended, lambda block: [json_call(block)])
 
 
-def xml(text: str, tools: Tools, ended: bool) -> Said:
+def xml(text: str, tools: Tools, ended: bool) -> ParsedText:
     """Functions in each block, mostly one; values framed by newlines."""
     return blocks(
         text,
@@ -81,7 +81,7 @@ def xml(text: str, tools: Tools, ended: bool) -> Said:
     )
 
 
-def invoke(text: str, tools: Tools, ended: bool) -> Said:
+def invoke(text: str, tools: Tools, ended: bool) -> ParsedText:
     """MiniMax: several functions in one block; values as they stand."""
     return blocks(
         text,
@@ -98,19 +98,19 @@ def _functions(
     parameter: tuple[re.Pattern[str], re.Pattern[str]],
     tools: Tools,
 ) -> list[ToolCall]:
-    framed, found = function is _FUNCTION, list(islice(function.finditer(block), MAX_CALLS + 1))
+    framed, matches = function is _FUNCTION, list(islice(function.finditer(block), MAX_CALLS + 1))
     whole = bare(block)
     calls = []
-    for match in found[:MAX_CALLS]:
-        text = whole if len(found) == 1 else bare(match[0])
+    for match in matches[:MAX_CALLS]:
+        text = whole if len(matches) == 1 else bare(match[0])
         pairs, rest = _parameters(match[2], *parameter)
         values = {key: strip_newline(value) if framed else value for key, value in pairs}
         if "<parameter" in rest or (not pairs and match[2].strip()):
             calls.append(broken("a parameter of the call is not closed", text, match[1]))
         else:
             calls.append(typed_call(match[1], values, text, tools))
-    if len(found) > MAX_CALLS:
-        calls += too_many(found[-1][0])
+    if len(matches) > MAX_CALLS:
+        calls += too_many(matches[-1][0])
     return calls or [broken("the call names no function", whole)]
 
 
@@ -131,7 +131,7 @@ def _parameters(
     return pairs, "".join((*rest, text[at:]))
 
 
-def glm(text: str, tools: Tools, ended: bool) -> Said:
+def glm(text: str, tools: Tools, ended: bool) -> ParsedText:
     """A name, then pairs of key and value."""
     return blocks(text, "<tool_call>", "</tool_call>", ended, lambda block: [_pairs(block, tools)])
 
@@ -152,7 +152,7 @@ def _pairs(block: str, tools: Tools) -> ToolCall:
 _PYTHON_TAG = "<|python_tag|>"
 
 
-def deepseek(text: str, tools: Tools, ended: bool) -> Said:
+def deepseek(text: str, tools: Tools, ended: bool) -> ParsedText:
     """V3 and R1 fence the arguments as Markdown; V3.1 does not."""
     content, _, section = text.partition("<｜tool▁calls▁begin｜>")
     calls = []
@@ -171,7 +171,7 @@ def deepseek(text: str, tools: Tools, ended: bool) -> Said:
             calls.append(json_arguments(name, text.strip()))
         else:
             calls.append(json_arguments(head, body))
-    return Said(clean(content), (*calls, *more))
+    return ParsedText(clean(content), (*calls, *more))
 
 
 def _pieces(pieces: list[str], closer: str, ended: bool) -> Iterator[tuple[str, bool]]:
@@ -181,7 +181,7 @@ def _pieces(pieces: list[str], closer: str, ended: bool) -> Iterator[tuple[str, 
         yield inside, not (ended or closed) and number == len(pieces)
 
 
-def section(text: str, tools: Tools, ended: bool) -> Said:
+def section(text: str, tools: Tools, ended: bool) -> ParsedText:
     """Kimi K2: the id holds the name and must come back in the result."""
     content, _, inside = text.partition("<|tool_calls_section_begin|>")
     calls = []
@@ -195,31 +195,31 @@ def section(text: str, tools: Tools, ended: bool) -> Said:
             calls.append(json_arguments(name, body, id, is_cut=is_cut))
         else:
             calls.append(broken("a call has an id and arguments, not", bare(call), name, id))
-    return Said(clean(content), (*calls, *more))
+    return ParsedText(clean(content), (*calls, *more))
 
 
-def bracket(text: str, tools: Tools, ended: bool) -> Said:
+def bracket(text: str, tools: Tools, ended: bool) -> ParsedText:
     """Mistral: a JSON list (v3), or name, id and arguments (v11), or name and arguments (v13).
 
     Nothing closes a call but its JSON.
     """
-    (content, *found), more = split_calls(text, "[TOOL_CALLS]")
+    (content, *pieces), more = split_calls(text, "[TOOL_CALLS]")
     calls: list[ToolCall] = []
-    for number, piece in enumerate(found, 1):
+    for number, piece in enumerate(pieces, 1):
         head, has_arguments, body = piece.partition("[ARGS]")
         name, _, id = head.partition("[CALL_ID]")
-        is_cut = not (ended or more or body.strip()) and number == len(found)
+        is_cut = not (ended or more or body.strip()) and number == len(pieces)
         calls += (
             [json_arguments(name, body, id, is_cut=is_cut)] if has_arguments else _listed(piece)
         )
-    return Said(clean(content), (*calls, *more))
+    return ParsedText(clean(content), (*calls, *more))
 
 
-def listed(text: str, tools: Tools, ended: bool) -> Said:
+def listed(text: str, tools: Tools, ended: bool) -> ParsedText:
     """Granite 3.3 and Phi-4-mini: a marker and a JSON list."""
-    (content, *found), more = split_calls(text, "<|tool_call|>")
-    calls = [_listed(piece.partition("<|/tool_call|>")[0]) for piece in found]
-    return Said(clean(content), (*(call for several in calls for call in several), *more))
+    (content, *pieces), more = split_calls(text, "<|tool_call|>")
+    calls = [_listed(piece.partition("<|/tool_call|>")[0]) for piece in pieces]
+    return ParsedText(clean(content), (*(call for several in calls for call in several), *more))
 
 
 def _listed(text: str) -> list[ToolCall]:
@@ -236,7 +236,7 @@ def _listed(text: str) -> list[ToolCall]:
     return calls if len(value) <= MAX_CALLS else [*calls, *too_many(text)]
 
 
-def bare_json(text: str, tools: Tools, ended: bool) -> Said:
+def bare_json(text: str, tools: Tools, ended: bool) -> ParsedText:
     """Llama 3's calls: the whole turn is one object.
 
     It is a call only if it names a declared tool or `<|python_tag|>` says so.
@@ -244,22 +244,22 @@ def bare_json(text: str, tools: Tools, ended: bool) -> Said:
     tagged = text.lstrip().startswith(_PYTHON_TAG)
     body = text.replace(_PYTHON_TAG, "", 1).strip() if tagged else text.strip()
     if not body.startswith("{"):
-        return Said(clean(text))
+        return ParsedText(clean(text))
     try:
         value = load(bare(body))
     except ValueError as cause:
         if not tagged:
-            return Said(clean(text))
-        return Said("", (broken(f"the call is not valid JSON ({cause})", bare(body)),))
+            return ParsedText(clean(text))
+        return ParsedText("", (broken(f"the call is not valid JSON ({cause})", bare(body)),))
     call = object_call(value, bare(body))
-    return Said("", (call,)) if tagged or call.name in tools else Said(clean(text))
+    return ParsedText("", (call,)) if tagged or call.name in tools else ParsedText(clean(text))
 
 
 _ADDRESSEE = re.compile(r"\bto=(?:functions\.)?(\S+)")
 _MESSAGE_END = re.compile(r"<\|(?:end|call|return)\|>")
 
 
-def harmony(text: str, tools: Tools, ended: bool) -> Said:
+def harmony(text: str, tools: Tools, ended: bool) -> ParsedText:
     """A turn is several channel messages: `analysis` is thought, `commentary` without an addressee is
     said aloud, `final` is the answer. The addressee may stand before or after the channel. The
     generation prompt ends in `<|start|>assistant`, so the first message has no start of its own.
@@ -284,7 +284,7 @@ def harmony(text: str, tools: Tools, ended: bool) -> Said:
             reasoning.append(bare(body))
         else:
             content.append(body)
-    return Said(clean("\n".join(content)), (*calls, *more), "\n".join(reasoning))
+    return ParsedText(clean("\n".join(content)), (*calls, *more), "\n".join(reasoning))
 
 
 _QUOTE = '<|"|>'
@@ -294,14 +294,16 @@ _GEMMA_WORDS = {"true": True, "false": False, "null": None, "None": None}
 _MAX_DEPTH = 64
 
 
-def gemma(text: str, tools: Tools, ended: bool) -> Said:
+def gemma(text: str, tools: Tools, ended: bool) -> ParsedText:
     """One call in each block; the marker that asks for results ends the turn.
 
     Values are JSON with strings between `<|"|>` and bare keys, but for an object's inside a value,
     which are fenced like strings.
     """
-    said = text.replace("<|tool_response>", "")
-    return blocks(said, "<|tool_call>", "<tool_call|>", ended, lambda block: [_gemma_call(block)])
+    cleaned = text.replace("<|tool_response>", "")
+    return blocks(
+        cleaned, "<|tool_call>", "<tool_call|>", ended, lambda block: [_gemma_call(block)]
+    )
 
 
 def _gemma_call(block: str) -> ToolCall:

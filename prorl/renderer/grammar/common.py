@@ -26,14 +26,14 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 _PYTHON_WORDS: Mapping[str, Json] = {"True": True, "False": False, "None": None}
 
 
-class Said(NamedTuple):
+class ParsedText(NamedTuple):
     content: str
     calls: tuple[ToolCall, ...] = ()
     reasoning: str = ""
 
 
 Tools = Mapping[str, ToolSpec]
-Grammar = Callable[[str, Tools, bool], Said]
+Grammar = Callable[[str, Tools, bool], ParsedText]
 """(text of a turn without its thoughts, declared tools by name, whether the model ended the turn)
 -> what it says. In a turn that was cut off a call that is not closed is broken: what is left of it
 may read as another call.
@@ -146,12 +146,12 @@ def _types(schema: Json) -> set[str]:
         return set()
     named = schema.get("type")
     names = named if isinstance(named, list) else [named]
-    found = {name for name in names if isinstance(name, str)}
+    names_of_types = {name for name in names if isinstance(name, str)}
     for key in ("anyOf", "oneOf"):
         options = schema.get(key)
         for option in options if isinstance(options, list) else ():
-            found |= _types(option)
-    return {name for name in found if name in _TYPES}
+            names_of_types |= _types(option)
+    return {name for name in names_of_types if name in _TYPES}
 
 
 def _is(value: Json, name: str) -> bool:
@@ -177,7 +177,7 @@ def too_many(rest: str) -> tuple[ToolCall, ...]:
 
 def blocks(
     text: str, opener: str, closer: str, ended: bool, read: Callable[[str], Sequence[ToolCall]]
-) -> Said:
+) -> ParsedText:
     """The text outside of the blocks, and the calls in each.
 
     A block that nobody closed ends at the next opener or with the turn.
@@ -186,14 +186,14 @@ def blocks(
     rest, calls = [outside[0]], list[ToolCall]()
     for number, piece in enumerate(outside[1:], 2):
         inside, closed, after = piece.partition(closer)
-        found = read(inside)
+        block_calls = read(inside)
         if not (ended or closed or more) and number == len(outside):
-            last, text = found[-1], bare(inside)
+            last, text = block_calls[-1], bare(inside)
             error = f"{CUT_OFF}: {last.error or excerpt(text)}"
-            found = [ToolCall(last.name, {}, error, last.id, text)]
-        calls += found
+            block_calls = [ToolCall(last.name, {}, error, last.id, text)]
+        calls += block_calls
         rest.append(after)
-    return Said(clean("".join(rest).replace(closer, "")), (*calls, *more))
+    return ParsedText(clean("".join(rest).replace(closer, "")), (*calls, *more))
 
 
 def clean(text: str) -> str:

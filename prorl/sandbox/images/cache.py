@@ -57,7 +57,7 @@ class ImageCache:
         self._making: dict[str, asyncio.Task[Image]] = {}
         self._refused: dict[str, tuple[float, UserError]] = {}
         """By key, oldest first: until when what is wrong with a source counts."""
-        self._held: set[str] = set()
+        self._locked: set[str] = set()
         self._locks = ExitStack()
 
     async def locate(self, image: str) -> tuple[str, ...]:
@@ -101,19 +101,19 @@ class ImageCache:
         """The folders of an image in a container registry, pulled by the first who asks."""
         name = image_name(reference)
         try:
-            found = self._registry.find(name)
+            pulled = self._registry.find(name)
         except NotFoundError:
             if self._mirrors is None:
                 mend = "`prorl image pull --rows TASKS`, or `sandbox.pull: true`"
                 raise UserError(f"image {reference} is not on this node", mend) from None
             words = {"source": reference, "name": name, "mirrors": json.dumps(dict(self._mirrors))}
-            found = await self._made(reference, {"do": "pull", **words})
-        if found.source.startswith(DOCKER) and plain(found.source) != plain(reference):
+            pulled = await self._made(reference, {"do": "pull", **words})
+        if pulled.source.startswith(DOCKER) and plain(pulled.source) != plain(reference):
             hint = f"`prorl image rm {name}`, or another tag for one of them"
             raise UserError(
-                f"image {reference}: {name} is {found.source} here", "one of both", hint
+                f"image {reference}: {name} is {pulled.source} here", "one of both", hint
             )
-        return self._hold(found.digest)
+        return self._hold(pulled.digest)
 
     async def _kept(self, digest: str, job: dict[str, str]) -> tuple[str, ...]:
         if not self._registry.has(digest):
@@ -145,7 +145,7 @@ class ImageCache:
 
     def _hold(self, digest: str) -> tuple[str, ...]:
         """Keep others from removing it; its folders. Raises StorageError when they are at it."""
-        if digest not in self._held:
+        if digest not in self._locked:
             with ExitStack() as stack:
                 try:
                     stack.enter_context(self._registry.lock(digest, shared=True, wait=False))
@@ -154,7 +154,7 @@ class ImageCache:
                 if not self._registry.has(digest):
                     raise StorageError(f"image {digest[:12]} was removed")
                 self._locks.push(stack.pop_all())
-            self._held.add(digest)
+            self._locked.add(digest)
             self._registry.note_use(digest)
         return tuple(self._registry.stack(digest))
 
@@ -165,7 +165,7 @@ class ImageCache:
             task.cancel()
         await asyncio.gather(*making, return_exceptions=True)
         self._locks.close()
-        self._held.clear()
+        self._locked.clear()
 
 
 @contextmanager

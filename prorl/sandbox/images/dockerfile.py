@@ -92,13 +92,13 @@ def adapt(text: str, settings: Mapping[str, Any]) -> str:
     'FROM base AS a\\nARG CA\\nRUN x'
     """
     bases: Mapping[str, str] = settings.get("bases", {})
-    known = "".join(f"\nARG {name}" for name in settings.get("env", {}))
+    arguments = "".join(f"\nARG {name}" for name in settings.get("env", {}))
 
     def other(reference: str) -> str:
         return bases.get(reference) or bases.get(f"docker.io/library/{reference}") or reference
 
-    text = _FROM.sub(lambda found: f"{found[1]}{other(found[2])}{found[3]}{known}", text)
-    return _COPY_FROM.sub(lambda found: f"{found[1]}{other(found[2])}", text)
+    text = _FROM.sub(lambda match: f"{match[1]}{other(match[2])}{match[3]}{arguments}", text)
+    return _COPY_FROM.sub(lambda match: f"{match[1]}{other(match[2])}", text)
 
 
 def _run(source: str, argv: list[str], *, mistake: bool = False) -> None:

@@ -86,8 +86,11 @@ class LayerRecipe(NamedTuple):
     def _offers(self) -> list[list[str | int]]:
         """What a folder, or this Python, offers now."""
         if self.wheels == HOST_WHEELS:
-            found = closure(split(self.requirements)[0])
-            return sorted([one.metadata["Name"], one.version] for one in found)
+            distributions = closure(split(self.requirements)[0])
+            return sorted(
+                [distribution.metadata["Name"], distribution.version]
+                for distribution in distributions
+            )
         if not self.wheels or "://" in self.wheels:
             return []
         folder = Path(self.wheels)
@@ -133,8 +136,10 @@ def _fill(work: Path, job: dict[str, str]) -> None:
 
 def split(requirements: Sequence[str]) -> tuple[list[str], list[str]]:
     """Those that pip reads, and those of npm without their mark."""
-    of_npm = [one.removeprefix(NPM) for one in requirements if one.startswith(NPM)]
-    return [one for one in requirements if not one.startswith(NPM)], of_npm
+    of_npm = [
+        requirement.removeprefix(NPM) for requirement in requirements if requirement.startswith(NPM)
+    ]
+    return [requirement for requirement in requirements if not requirement.startswith(NPM)], of_npm
 
 
 def _install_npm(packages: Sequence[str], tree: Path, work: Path, job: dict[str, str]) -> None:
@@ -171,10 +176,10 @@ def _is_elf(path: Path) -> bool:
 def _install(requirements: Sequence[str], tree: Path, work: Path, job: dict[str, str]) -> None:
     wheels = job["wheels"]
     source = ["--index-url", wheels] if "://" in wheels else ["--no-index", "--find-links", wheels]
-    said = work / "pip.log"  # tells more than pip prints: why a page of the index was left out
+    log = work / "pip.log"  # tells more than pip prints: why a page of the index was left out
     argv = [
         sys.executable,
-        *("-P", "-m", "pip", "--log", str(said), "--python", f"{tree}/bin/python", "install"),
+        *("-P", "-m", "pip", "--log", str(log), "--python", f"{tree}/bin/python", "install"),
         *("--quiet", "--no-input", "--disable-pip-version-check", "--only-binary", ":all:"),
         *(source if wheels else ()),
         *("--", *requirements),
@@ -182,8 +187,8 @@ def _install(requirements: Sequence[str], tree: Path, work: Path, job: dict[str,
     os.environ["HOME"] = str(work)
     if _ends_well(argv):
         return
-    if found := UNREACHABLE.search(said.read_text(errors="replace") if said.exists() else ""):
-        what = f"{job['source']}: the index could not be reached ({found[0]})"
+    if failure := UNREACHABLE.search(log.read_text(errors="replace") if log.exists() else ""):
+        what = f"{job['source']}: the index could not be reached ({failure[0]})"
         raise ToolFailed(what, mistake=False)
     raise ToolFailed(f"{job['source']} could not be installed", mistake=True)
 
@@ -213,42 +218,42 @@ def closure(names: Sequence[str]) -> list[metadata.Distribution]:
     """
     from packaging.requirements import Requirement
 
-    found: dict[str, metadata.Distribution] = {}
+    distributions: dict[str, metadata.Distribution] = {}
     pending = [_requirement(name) for name in names]
     while pending:
-        wanted = pending.pop()
-        name = wanted.name.lower().replace("_", "-")
-        if name in found:
+        requirement = pending.pop()
+        name = requirement.name.lower().replace("_", "-")
+        if name in distributions:
             continue
         try:
-            found[name] = metadata.distribution(wanted.name)
+            distributions[name] = metadata.distribution(requirement.name)
         except metadata.PackageNotFoundError:
             continue
-        needs = map(Requirement, found[name].requires or ())
+        needs = map(Requirement, distributions[name].requires or ())
         pending += [need for need in needs if _applies(need)]
-    return list(found.values())
+    return list(distributions.values())
 
 
 def _requirement(name: str) -> Requirement:
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:
-        wanted = Requirement(name)
+        requirement = Requirement(name)
     except InvalidRequirement:
         raise UserError(
             f"the requirement {name!r}", "one as pip reads them, e.g. 'pytest==8.4.2'"
         ) from None
     try:
-        version = metadata.version(wanted.name)
+        version = metadata.version(requirement.name)
     except metadata.PackageNotFoundError:
-        return wanted
-    if not wanted.specifier.contains(version, prereleases=True):
+        return requirement
+    if not requirement.specifier.contains(version, prereleases=True):
         raise UserError(
             f"the requirement {name!r}",
-            f"{wanted.name}=={version}, which this node has",
+            f"{requirement.name}=={version}, which this node has",
             f"wheels of it in a folder or an index in the place of {HOST_WHEELS!r}",
         )
-    return wanted
+    return requirement
 
 
 def _applies(need: object) -> bool:
@@ -256,10 +261,10 @@ def _applies(need: object) -> bool:
     return marker is None or bool(marker.evaluate({"extra": ""}))
 
 
-def _copy(found: Sequence[metadata.Distribution], target: Path) -> None:
-    for one in found:
-        for file in one.files or ():
-            source = Path(str(one.locate_file(file)))
+def _copy(distributions: Sequence[metadata.Distribution], target: Path) -> None:
+    for distribution in distributions:
+        for file in distribution.files or ():
+            source = Path(str(distribution.locate_file(file)))
             if ".." not in file.parts and source.is_file():
                 (target / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, target / file)

@@ -129,7 +129,7 @@ def build(source: str, recipe: str, work: Path) -> None:
         work / "home"
     )
     os.environ["APPTAINER_TMPDIR"] = str(work / "tmp")
-    with redirect_stdout(io.StringIO()) as said:
+    with redirect_stdout(io.StringIO()) as printed:
         try:
             client.build(
                 recipe=recipe, image=str(tree), sandbox=True, sudo=False, options=["--fix-perms"]
@@ -137,7 +137,7 @@ def build(source: str, recipe: str, work: Path) -> None:
         except SystemExit:
             pass  # how its library code gives up; what is on disk decides
     # it says everything twice
-    print("\n".join(dict.fromkeys(said.getvalue().splitlines())), flush=True)
+    print("\n".join(dict.fromkeys(printed.getvalue().splitlines())), flush=True)
     if not tree.is_dir():
         raise failed(source)
 
@@ -221,10 +221,10 @@ def _base(registry: Registry, base: str, work: Path) -> str:
     """A name of the registry or a .sif becomes its folder; other words stay as they are."""
     if is_name(base) and not os.path.exists(base):
         try:
-            found = registry.find(base)
+            image = registry.find(base)
         except NotFoundError:
             return base
-        below = registry.stack(found.digest)
+        below = registry.stack(image.digest)
         if len(below) == 1:
             return below[0]
         merge(below[::-1], work / "base")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from prorl.errors import StorageError, UserError
 from prorl.sandbox.images.registry import PULLING, Image, Registry
-from prorl.sandbox.images.remote import Layer, Manifest, Source, Tell, source_of
+from prorl.sandbox.images.remote import ImageSource, Layer, Manifest, Tell, source_of
 from prorl.sandbox.images.stack import can_stack, make_top, merge, stack_has_shell
 from prorl.sandbox.images.tree import digest_of, has_shell
 from prorl.sandbox.images.unpack import free_bytes, unpack
@@ -29,12 +29,16 @@ class Pull:
         with registry.workplace() as work:
             self.stacks = can_stack(work)
 
-    def look(self, source: str) -> tuple[Source, Manifest, list[Layer]]:
+    def look(self, source: str) -> tuple[ImageSource, Manifest, list[Layer]]:
         """An image's source, what it says, and the layers that are missing here."""
-        given = source_of(source, self._mirrors)
-        manifest = given.manifest()
+        origin = source_of(source, self._mirrors)
+        manifest = origin.manifest()
         has = self._registry.has
-        return given, manifest, [one for one in manifest.layers if not has(self._key(one.diff_id))]
+        return (
+            origin,
+            manifest,
+            [layer for layer in manifest.layers if not has(self._key(layer.diff_id))],
+        )
 
     def pull(self, name: str, source: str, tell: Tell = lambda _: None) -> Image:
         """As `image`, and let a name stand for it."""
@@ -47,7 +51,7 @@ class Pull:
         `tell` gets bytes as they come. Raises UserError where the image is at fault, StorageError.
         """
         registry = self._registry
-        given, manifest, missing = self.look(source)
+        origin, manifest, missing = self.look(source)
         coming = sum(layer.size for layer in missing)
         if coming > free_bytes(registry.root):
             raise StorageError(f"{source}: {coming / 1e6:.0f} MB to come; {registry.full()}")
@@ -55,18 +59,18 @@ class Pull:
         key = self._key(hashlib.sha256(made_from).hexdigest())
         with registry.lock(PULLING, shared=True):
             for layer in dict.fromkeys(manifest.layers):
-                self._layer(given, layer, about, tell)
+                self._layer(origin, layer, about, tell)
             return registry.make(key, about, lambda work: self._stack(work, manifest, about))
 
     def _key(self, digest: str) -> str:
         return digest.removeprefix("sha256:") + ("" if self.stacks else "-plain")
 
-    def _layer(self, given: Source, layer: Layer, about: str, tell: Tell) -> None:
+    def _layer(self, origin: ImageSource, layer: Layer, about: str, tell: Tell) -> None:
         registry, key = self._registry, self._key(layer.diff_id)
         blob = registry.root / "blobs" / f"{key}.new"
 
         def fill(work: Path) -> None:
-            given.blob(layer, blob, tell)
+            origin.blob(layer, blob, tell)
             try:
                 room = free_bytes(registry.root)
                 unpack(blob, work / "tree", layer.diff_id, room, marks=self.stacks)
@@ -79,7 +83,7 @@ class Pull:
         """The layers of an image, its own on top; none where it is a folder of its own."""
         registry, top = self._registry, work / "top"
         keys = [self._key(layer.diff_id) for layer in manifest.layers]
-        below = [str(registry.folder(one)) for one in keys]
+        below = [str(registry.folder(key)) for key in keys]
         if not self.stacks:
             merge(below, work / "tree")
             below = [str(work / "tree")]

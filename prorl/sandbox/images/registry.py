@@ -128,8 +128,8 @@ class Registry:
         try:
             return _digest(self.root / "names" / name)
         except OSError:
-            known = ", ".join(self.names()) or "none yet; `prorl image build` makes one"
-            raise NotFoundError(f"no image {name!r} in {self.root}; there are: {known}") from None
+            names = ", ".join(self.names()) or "none yet; `prorl image build` makes one"
+            raise NotFoundError(f"no image {name!r} in {self.root}; there are: {names}") from None
 
     def find(self, name: str) -> Image:
         """The image that a name stands for, whatever others do, too. Raises NotFoundError."""
@@ -153,7 +153,9 @@ class Registry:
 
     def stack(self, digest: str) -> list[str]:
         """The folders of an image, topmost first."""
-        return [str(self.folder(one)) for one in reversed(self.image(digest).layers or (digest,))]
+        return [
+            str(self.folder(layer)) for layer in reversed(self.image(digest).layers or (digest,))
+        ]
 
     def folder(self, digest: str) -> Path:
         """The path where the tree of a digest is, or will be once it is made."""
@@ -162,10 +164,10 @@ class Registry:
     def names(self, digest: str = "") -> list[str]:
         """All names, or those of one digest."""
         folder = self.root / "names"
-        found = sorted(folder.iterdir()) if folder.is_dir() else []
+        paths = sorted(folder.iterdir()) if folder.is_dir() else []
         return [
             path.name
-            for path in found
+            for path in paths
             if is_name(path.name) and (not digest or _digest(path) == digest)
         ]
 
@@ -297,11 +299,11 @@ class Registry:
 
     def full(self) -> str:
         """What to say where the disk has no room."""
-        taken = sum(each.bytes for each in self.list())
+        num_bytes = sum(each.bytes for each in self.list())
         room = os.statvfs(self.root)
         return (
             f"the disk of {self.root} has {room.f_bavail * room.f_frsize / 1e6:.0f} MB left and its"
-            f" images take {taken / 1e6:.0f} MB; `prorl image gc --older-than DAYS` or"
+            f" images take {num_bytes / 1e6:.0f} MB; `prorl image gc --older-than DAYS` or"
             " `--keep-gb GB` removes pulled ones that no service uses"
         )
 

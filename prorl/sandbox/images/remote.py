@@ -92,7 +92,7 @@ class Manifest(NamedTuple):
     layers: tuple[Layer, ...]
 
 
-class Source(Protocol):
+class ImageSource(Protocol):
     def manifest(self) -> Manifest:
         """Raises UserError for what is no image for this machine, StorageError."""
 
@@ -100,7 +100,7 @@ class Source(Protocol):
         """Write a layer's checked blob to a path, or go on with what is there."""
 
 
-def source_of(text: str, mirrors: Mapping[str, str] | None = None) -> Source:
+def source_of(text: str, mirrors: Mapping[str, str] | None = None) -> ImageSource:
     """The source that `--from` names. Raises UserError."""
     scheme, _, rest = text.partition(":")
     if scheme == "docker" and rest.startswith("//"):
@@ -134,9 +134,9 @@ def _tagged(text: str) -> tuple[Path, str]:
 def described(config: bytes, digest: str, blobs: list[tuple[str, int]]) -> Manifest:
     """A manifest from an image's configuration. Raises UserError where the two disagree."""
     try:
-        said = json.loads(config)
-        diff_ids = said["rootfs"]["diff_ids"]
-        settings = said.get("config") or {}
+        parsed = json.loads(config)
+        diff_ids = parsed["rootfs"]["diff_ids"]
+        settings = parsed.get("config") or {}
         if not isinstance(settings, dict) or not isinstance(settings.get("Env") or [], list):
             raise ValueError("its `config` is no object, or `Env` in it no list")
         if len(blobs) > MAX_LAYERS:
@@ -156,12 +156,14 @@ def described(config: bytes, digest: str, blobs: list[tuple[str, int]]) -> Manif
 def choose(index: Mapping[str, Any], tag: str, what: str) -> Mapping[str, Any]:
     """The manifest of an index for this machine, or the one of a tag. Raises UserError."""
     named = "org.opencontainers.image.ref.name"
-    found = [m for m in index["manifests"] if not tag or m.get("annotations", {}).get(named) == tag]
+    manifests = [
+        m for m in index["manifests"] if not tag or m.get("annotations", {}).get(named) == tag
+    ]
     ours = MACHINES.get(platform.machine(), platform.machine())
-    for one in found:
-        place = one.get("platform") or {"os": "linux", "architecture": ours}
+    for manifest in manifests:
+        place = manifest.get("platform") or {"os": "linux", "architecture": ours}
         if (place.get("os"), place.get("architecture")) == ("linux", ours):
-            return dict(one)
+            return dict(manifest)
     there = [m.get("platform") or m.get("annotations") for m in index["manifests"]]
     raise UserError(f"{what}: it has {there}"[:500], f"linux/{ours} {tag}".strip())
 
@@ -171,13 +173,13 @@ def follow(body: bytes, tag: str, what: str, read: Callable[[str, str], bytes]) 
 
     `read` gives what is at `manifests` or `blobs` under a digest, checked.
     """
-    said, indexes = json.loads(body), 0
-    while "manifests" in said:
+    manifest, indexes = json.loads(body), 0
+    while "manifests" in manifest:
         if (indexes := indexes + 1) > MAX_INDEXES:
             raise ValueError(f"more than {MAX_INDEXES} indexes, one in the other")
-        said, tag = json.loads(read("manifests", choose(said, tag, what)["digest"])), ""
-    blobs = [(blob["digest"], blob["size"]) for blob in said["layers"]]
-    digest = said["config"]["digest"]
+        manifest, tag = json.loads(read("manifests", choose(manifest, tag, what)["digest"])), ""
+    blobs = [(blob["digest"], blob["size"]) for blob in manifest["layers"]]
+    digest = manifest["config"]["digest"]
     if not all(DIGEST.fullmatch(name) for name, _ in (*blobs, (digest, 0))):
         raise ValueError("a digest that is none")
     return described(read("blobs", digest), digest, blobs)
@@ -228,11 +230,11 @@ class Archive:
             with tarfile.open(self._path) as archive:
                 images = json.load(_member(archive, "manifest.json"))
                 tags = [tag for image in images for tag in image.get("RepoTags") or ()]
-                found = [i for i in images if not self._tag or self._tag in (i["RepoTags"] or ())]
-                if len(found) != 1:
+                entries = [i for i in images if not self._tag or self._tag in (i["RepoTags"] or ())]
+                if len(entries) != 1:
                     raise UserError(f"{what}: {len(images)} images, {tags}", f"{what}:TAG of one")
-                config = _member(archive, found[0]["Config"]).read(MANIFEST_BYTES)
-                sizes = [(name, archive.getmember(name).size) for name in found[0]["Layers"]]
+                config = _member(archive, entries[0]["Config"]).read(MANIFEST_BYTES)
+                sizes = [(name, archive.getmember(name).size) for name in entries[0]["Layers"]]
         except (OSError, ValueError, KeyError, TypeError, tarfile.TarError) as error:
             raise UserError(f"{what}: {error!r}", "what `docker save` wrote") from None
         return described(config, f"sha256:{hashlib.sha256(config).hexdigest()}", sizes)
@@ -414,11 +416,11 @@ class Remote:
                 continue
             if reply.status in (200, 206):
                 return reply
-            said = reply.read(200, decode_content=False).decode("utf-8", "replace")
+            text = reply.read(200, decode_content=False).decode("utf-8", "replace")
             reply.close()
             if reply.status == 416:
                 raise HTTPError(f"nothing at {headers.get('Range')}")
-            answered = f"{self._what}: {base} answered {reply.status} {said}"
+            answered = f"{self._what}: {base} answered {reply.status} {text}"
             if reply.status in (401, 403):  # this node's: its login is missing, or has expired
                 problem = StorageError(
                     f"{answered}; `docker login` and `podman login` write the credentials that"
@@ -478,8 +480,8 @@ class Remote:
             reply, _ = self._get(base, url, {}, f"Basic {basic}" if basic else "")
             body = reply.read(MANIFEST_BYTES, decode_content=False)
             reply.close()
-            said = json.loads(body) if reply.status == 200 else {}
-            token = said.get("token") or said.get("access_token")
+            grant = json.loads(body) if reply.status == 200 else {}
+            token = grant.get("token") or grant.get("access_token")
         except UserError:
             raise
         except (HTTPError, ValueError, AttributeError, RecursionError) as error:
@@ -544,11 +546,11 @@ def _credentials(host: str) -> str:
     keys = (host, f"https://{host}", *((HUB, HUB_KEY) if host == HUB_HOST else ()))
     for place in places:
         try:
-            known = json.loads(place.read_bytes()).get("auths") or {}
+            auths = json.loads(place.read_bytes()).get("auths") or {}
         except (OSError, ValueError):
             continue
         for key in keys:
-            if auth := (known.get(key) or {}).get("auth"):
+            if auth := (auths.get(key) or {}).get("auth"):
                 base64.b64decode(auth, validate=True)
                 return str(auth)
     return ""

@@ -35,7 +35,7 @@ def lookup(layers: Sequence[str], path: str) -> os.stat_result | None:
         above = lookup(layers, parent)
         if above is None or not stat.S_ISDIR(above.st_mode):
             return None
-    found: os.stat_result | None = None
+    status: os.stat_result | None = None
     for layer in layers:
         folder = os.path.join(layer, parent) if parent else layer
         try:
@@ -43,13 +43,13 @@ def lookup(layers: Sequence[str], path: str) -> os.stat_result | None:
         except OSError:
             continue
         if not stat.S_ISDIR(about.st_mode) or _is_opaque(folder):
-            found = None
+            status = None
         try:
             about = os.lstat(os.path.join(layer, path))
         except OSError:
             continue
-        found = None if is_mark(about) else about
-    return found
+        status = None if is_mark(about) else about
+    return status
 
 
 def _is_opaque(folder: str) -> bool:

@@ -94,7 +94,7 @@ class _Unpacking:
     def __init__(self, root: Path, limit_bytes: int, marks: bool) -> None:
         self._root, self._marks = str(root), marks
         self._limit_bytes, self._num_bytes, self._num_entries = limit_bytes, 0, 0
-        self._known: dict[tuple[str, ...], str] = {(): self._root}
+        self._folders: dict[tuple[str, ...], str] = {(): self._root}
         """Folders that were walked: names as the archive has them, where they really are."""
         self._modes: list[tuple[str, int, float]] = []
 
@@ -156,26 +156,26 @@ class _Unpacking:
         content = archive.extractfile(member)
         assert content is not None
         with open(path, "xb") as file:
-            left = member.size
-            while left:
-                piece = content.read(min(left, 1 << 20))
+            remaining = member.size
+            while remaining:
+                piece = content.read(min(remaining, 1 << 20))
                 if not piece:
                     raise ValueError(f"{member.name!r} is cut")
                 file.write(piece)
-                left -= len(piece)
+                remaining -= len(piece)
             os.fchmod(file.fileno(), mode)
         mtime = max(0, member.mtime)
         os.utime(path, (mtime, mtime))
 
     def _remove(self, parent: str, name: str, path: str) -> None:
-        gone = name.removeprefix(WHITEOUT)
-        if name != OPAQUE and (gone in ("", ".", "..") or gone.startswith(WHITEOUT)):
+        target = name.removeprefix(WHITEOUT)
+        if name != OPAQUE and (target in ("", ".", "..") or target.startswith(WHITEOUT)):
             return  # other marks of AUFS mean nothing here
         if not self._marks:
             open(path, "wb").close()
         elif name == OPAQUE:
             os.setxattr(parent, OPAQUE_ATTRIBUTE, b"y")
-        elif not os.path.lexists(aim := os.path.join(parent, gone)):
+        elif not os.path.lexists(aim := os.path.join(parent, target)):
             os.mknod(aim, stat.S_IFCHR, 0)
         elif os.path.isdir(aim) and not os.path.islink(aim):
             os.setxattr(aim, OPAQUE_ATTRIBUTE, b"y")
@@ -193,8 +193,8 @@ class _Unpacking:
         self._forget(names)
 
     def _forget(self, names: tuple[str, ...]) -> None:
-        if names in self._known:
-            self._known = {(): self._root}
+        if names in self._folders:
+            self._folders = {(): self._root}
 
     @staticmethod
     def _names(name: str) -> tuple[str, ...]:
@@ -205,28 +205,28 @@ class _Unpacking:
 
     def _folder(self, names: tuple[str, ...]) -> str:
         """Where a folder really is; missing ones are made."""
-        if names in self._known:
-            return self._known[names]
-        found, pending, links = [self._root], list(reversed(names)), 0
+        if names in self._folders:
+            return self._folders[names]
+        trail, pending, links = [self._root], list(reversed(names)), 0
         while pending:
             name = pending.pop()
             if name == "..":
-                found = found[: max(1, len(found) - 1)]
+                trail = trail[: max(1, len(trail) - 1)]
                 continue
-            path = os.path.join(found[-1], name)
+            path = os.path.join(trail[-1], name)
             if os.path.islink(path):
                 links += 1
                 if links > MAX_LINKS:
                     raise ValueError(f"{'/'.join(names)!r} leads in a circle")
                 aim = os.readlink(path)
-                found = found[:1] if aim.startswith("/") else found
+                trail = trail[:1] if aim.startswith("/") else trail
                 pending += [part for part in reversed(aim.split("/")) if part not in ("", ".")]
                 continue
             if not os.path.isdir(path):
                 self._make_folder(path)
-            found.append(path)
-        self._known[names] = found[-1]
-        return found[-1]
+            trail.append(path)
+        self._folders[names] = trail[-1]
+        return trail[-1]
 
 
 def free_bytes(path: Path) -> int:

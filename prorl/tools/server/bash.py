@@ -255,15 +255,15 @@ class Bash:
     def _scan(self, output: Capped) -> Ended | None:
         """Move what cannot be part of a marker to the output; report this command's marker."""
         while True:
-            found = self._marker.find(self._pending)
-            if found is None:
+            match = self._marker.find(self._pending)
+            if match is None:
                 break
-            output.feed(self._pending[: found.start])
-            self._pending = self._pending[found.end :]
-            if found.sequence in (None, self._sequence, self._sequence - 1):
+            output.feed(self._pending[: match.start])
+            self._pending = self._pending[match.end :]
+            if match.sequence in (None, self._sequence, self._sequence - 1):
                 self._cwd = self._where()
-                self._unread = found.sequence == self._sequence - 1 or self._untouched()
-                return Ended(found.exit_code)
+                self._unread = match.sequence == self._sequence - 1 or self._untouched()
+                return Ended(match.exit_code)
         cut = self._marker.unfinished(self._pending)
         output.feed(self._pending[:cut])
         self._pending = self._pending[cut:]

@@ -250,15 +250,15 @@ def signal_group(pid: int, number: int) -> None:
 
 def descendants(pid: int) -> list[int]:
     """All living descendants of a process, nearest first (from /proc, so a snapshot)."""
-    found: list[int] = []
+    pids: list[int] = []
     pending = [pid]
     while pending:
         parent = pending.pop()
         children = _read(f"/proc/{parent}/task/{parent}/children")
         numbers = [int(word) for word in (children or b"").split()]
-        found += numbers
+        pids += numbers
         pending += numbers
-    return found
+    return pids
 
 
 def _read(path: str) -> bytes | None:

@@ -15,17 +15,17 @@ from prorl.tools.server.light import TYPE_CHECKING, signal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
+HANGUP = select.POLLHUP | select.POLLERR | select.POLLNVAL
 LONGEST_POLL_MS = 1e6
 """poll(2) takes 31 bits; who waits looks at the clock again."""
-PEER_GONE = GONE | getattr(select, "POLLRDHUP", 0x2000)
+PEER_HANGUP = HANGUP | getattr(select, "POLLRDHUP", 0x2000)
 
 
 def _always() -> bool:
     return True
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client that asked for the running call has hung up: nobody wants the result."""
 
 
@@ -40,7 +40,7 @@ class Events:
         self._stopped: dict[int, bool] = {}
         self.client = -1
         """Connection whose hang-up ends the running call; -1 for none."""
-        self.said_end: Callable[[], bool] = _always
+        self.wants_end: Callable[[], bool] = _always
         """Whether a client that hung up wanted its call to end with it."""
 
     def watch(self, pid: int) -> None:
@@ -91,7 +91,7 @@ class Events:
         poller.register(self._wake_read, select.POLLIN)
         watch_client = self.client >= 0 and not peers
         if watch_client:
-            poller.register(self.client, PEER_GONE & ~GONE)
+            poller.register(self.client, PEER_HANGUP & ~HANGUP)
         timeout_ms = None
         if until is not None:
             timeout_ms = min(max(0.0, (until - time.monotonic()) * 1000.0), LONGEST_POLL_MS)
@@ -100,8 +100,8 @@ class Events:
             self._drain()
             self.reap()
         if watch_client and ready.pop(self.client, 0):
-            if self.said_end():
-                raise ClientGone
+            if self.wants_end():
+                raise ClientDisconnected
             self.client = -1  # it died: the call goes on for whoever comes after it
         return [fd for fd in fds if fd in ready]
 

@@ -114,19 +114,19 @@ def _text(arguments: dict[str, Any], name: str) -> str:
     return value
 
 
-def _range(wanted: Any, count: int) -> tuple[int, int]:
-    if wanted is None:
+def _range(bounds: Any, count: int) -> tuple[int, int]:
+    if bounds is None:
         return 1, count
     if not (
-        isinstance(wanted, list)
-        and len(wanted) == 2
-        and all(isinstance(number, int) for number in wanted)
+        isinstance(bounds, list)
+        and len(bounds) == 2
+        and all(isinstance(number, int) for number in bounds)
     ):
         raise Mistake("`view_range` must be [first line, last line]; -1 means the end")
-    first, last = wanted
+    first, last = bounds
     last = count if last == -1 else min(last, count)
     if not 1 <= first <= max(last, 1):
-        raise Mistake(f"`view_range` {wanted} is outside the {count} lines")
+        raise Mistake(f"`view_range` {bounds} is outside the {count} lines")
     return first, last
 
 

@@ -20,7 +20,7 @@ FD = struct.Struct("i")
 FRAME_LIMIT = 4 << 20
 
 
-class Frame:
+class ToolFrame:
     def __init__(self, header: dict[str, Any], body: bytes) -> None:
         self.header, self.body = header, body
 
@@ -43,7 +43,7 @@ class FrameBuffer:
         """Whether bytes were received that no frame was made of."""
         return bool(self._data)
 
-    def next(self) -> Frame | None:
+    def next(self) -> ToolFrame | None:
         """The next complete frame, or None. Raises BadFrame."""
         if len(self._data) < LENGTHS.size:
             return None
@@ -62,7 +62,7 @@ class FrameBuffer:
             raise BadFrame("header is not an object")
         body = bytes(self._data[middle:total])
         del self._data[:total]
-        return Frame(header, body)
+        return ToolFrame(header, body)
 
 
 def encode(header: dict[str, Any], body: bytes = b"") -> bytes:

@@ -37,8 +37,8 @@ def keep_images(data: dict[str, Any]) -> bool:
     """Write the images of a result to files; whether there was one."""
     import base64  # in the child
 
-    found = [mime for mime in data if mime.startswith("image/")]
-    for mime in found:
+    mimes = [mime for mime in data if mime.startswith("image/")]
+    for mime in mimes:
         content = data[mime]
         if not isinstance(content, bytes):
             content = content.encode() if "svg" in mime else base64.b64decode(content)
@@ -48,7 +48,7 @@ def keep_images(data: dict[str, Any]) -> bool:
         with open(path, "wb") as file:
             file.write(content)
         print(f"[{mime}, {len(content)} bytes: {path}]")
-    return bool(found)
+    return bool(mimes)
 
 
 def make_shell() -> Any:
@@ -68,7 +68,7 @@ def make_shell() -> Any:
             if not keep_images(data) and "text/plain" in data:
                 print(data["text/plain"])
 
-    class Shell(InteractiveShell):
+    class NotebookShell(InteractiveShell):
         displayhook_class = Hook
         display_pub_class = Publisher
 
@@ -79,4 +79,4 @@ def make_shell() -> Any:
     config.HistoryManager.enabled = False
     config.InteractiveShell.colors = "nocolor"
     config.InteractiveShell.cache_size = 100
-    return Shell.instance(config=config)
+    return NotebookShell.instance(config=config)

@@ -32,8 +32,8 @@ from prorl.tools.catalogue import CATALOGUE
 from prorl.tools.server import BadTool
 from prorl.tools.server.bash import Bash, BashDied
 from prorl.tools.server.children import HOME, MakeRoom, libc, restrict, set_dumpable
-from prorl.tools.server.events import ClientGone, Events
-from prorl.tools.server.frames import FRAME_LIMIT, BadFrame, Frame, FrameBuffer, send
+from prorl.tools.server.events import ClientDisconnected, Events
+from prorl.tools.server.frames import FRAME_LIMIT, BadFrame, FrameBuffer, ToolFrame, send
 from prorl.tools.server.light import TYPE_CHECKING, accept, loads, signal, socket
 from prorl.tools.server.memory import Memory
 from prorl.tools.server.place import Place
@@ -150,17 +150,17 @@ class Server:
             while frame is not None:
                 self._answer(connection, buffer, frame)
                 frame = buffer.next()
-        except (OSError, BadFrame, ClientGone):
+        except (OSError, BadFrame, ClientDisconnected):
             data = b""
         if not data:
             self._events.client = -1
             del self._clients[fd]
             connection.close()
 
-    def _answer(self, connection: socket.socket, buffer: FrameBuffer, frame: Frame) -> None:
+    def _answer(self, connection: socket.socket, buffer: FrameBuffer, frame: ToolFrame) -> None:
         header = frame.header
         self._events.client = connection.fileno()
-        self._events.said_end = lambda: "call" not in header or _said_more(connection, buffer)
+        self._events.wants_end = lambda: "call" not in header or _has_more(connection, buffer)
         reply, content = self._once(header, frame.body)
         reply["id"] = header.get("id")
         passed = reply.pop("passed", None)
@@ -273,7 +273,7 @@ class Server:
         return reply, output.value()
 
 
-def _said_more(connection: socket.socket, buffer: FrameBuffer) -> bool:
+def _has_more(connection: socket.socket, buffer: FrameBuffer) -> bool:
     """Whether a client that hung up sent something behind its call: that it is to end."""
     try:
         unread = connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)

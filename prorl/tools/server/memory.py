@@ -47,8 +47,8 @@ class Memory:
         if (turn, number) == self._call and step >= self._next:
             self._next = step + 1
             return None
-        asked, answer = self._answers.get(step, (0, None))
-        if (turn, number) < self._call or answer is None or asked != _asked(header, body):
+        digest, answer = self._answers.get(step, (0, None))
+        if (turn, number) < self._call or answer is None or digest != _digest(header, body):
             return {"ok": False, "unknown": True, "error": "it has come before"}, b""
         reply, content = answer
         return dict(reply), content
@@ -56,13 +56,13 @@ class Memory:
     def keep(self, header: dict[str, Any], body: bytes, answer: Answer) -> None:
         """Remember what a step was answered; the oldest go where there is no room."""
         reply, content = answer
-        self._answers[int(header["call"][3])] = (_asked(header, body), (dict(reply), content))
+        self._answers[int(header["call"][3])] = (_digest(header, body), (dict(reply), content))
         self._bytes += len(content)
         while self._bytes > LIMIT_BYTES:
             oldest = min(self._answers)
             self._bytes -= len(self._answers.pop(oldest)[1][1])
 
 
-def _asked(header: dict[str, Any], body: bytes) -> int:
+def _digest(header: dict[str, Any], body: bytes) -> int:
     text = dumps({name: value for name, value in header.items() if name not in _VARIES})
     return hash((text, body))

@@ -82,10 +82,10 @@ class Capped:
 
     def value(self) -> bytes:
         tail = bytes(self._tail[-self._half :]) if self._half else b""
-        left_out = self.total - len(self._head) - len(tail)
-        if left_out == 0:
+        num_omitted = self.total - len(self._head) - len(tail)
+        if num_omitted == 0:
             return bytes(self._head) + tail
-        return bytes(self._head) + (b"\n[... %d bytes left out ...]\n" % left_out) + tail
+        return bytes(self._head) + (b"\n[... %d bytes left out ...]\n" % num_omitted) + tail
 
 
 def result_of(output: Capped, exit_code: int | None, timed_out: bool = False) -> dict[str, Any]:

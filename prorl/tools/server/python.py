@@ -63,7 +63,7 @@ class Python:
         os.set_blocking(read, False)
         self._events.watch(pid)
         self._pid, self._socket, self._output = pid, ours, read
-        self._number, self._said = 0, b""
+        self._number, self._partial_line = 0, b""
 
     def _become(self, control: socket.socket, output: int) -> None:
         channel = become_child(control, output, self._env, self._cwd, self.keep)
@@ -140,8 +140,8 @@ class Python:
             data = self._socket.recv(READ_BYTES)
         except ConnectionError:
             data = b""
-        *lines, self._said = (self._said + data).split(b"\n")
-        self._said = self._said[-MAX_ANSWER_BYTES:]
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
+        self._partial_line = self._partial_line[-MAX_ANSWER_BYTES:]
         for line in lines:
             number, _, code = line[:MAX_ANSWER_BYTES].partition(b" ")
             if number == b"%d" % self._number and code.lstrip(b"-").isdigit():

@@ -42,7 +42,7 @@ ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
 
 def main() -> NoReturn:
-    told = json.loads(sys.stdin.readline())
+    settings = json.loads(sys.stdin.readline())
     with tempfile.TemporaryDirectory(prefix="prorl-") as folder:  # root's alone
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(f"{folder}/server")
@@ -50,24 +50,24 @@ def main() -> NoReturn:
         ready, status = os.pipe()
         server = os.fork()
         if server == 0:
-            _serve(listener, status, told)
+            _serve(listener, status, settings)
         os.close(status)
-        if (said := os.read(ready, 4096)) != b"ok\n":
-            sys.exit(said.decode("utf-8", "replace") or "the tool server died")
-        asyncio.run(_Front(told, folder, server).run())
+        if (status_line := os.read(ready, 4096)) != b"ok\n":
+            sys.exit(status_line.decode("utf-8", "replace") or "the tool server died")
+        asyncio.run(_Front(settings, folder, server).run())
     os._exit(0)  # of pid 1: the kernel ends the rest
 
 
-def _serve(listener: socket.socket, status: int, told: dict[str, Any]) -> NoReturn:
+def _serve(listener: socket.socket, status: int, settings: dict[str, Any]) -> NoReturn:
     try:
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         os.dup2(0, 1)
-        os.makedirs(told["server"]["workspace"], exist_ok=True)
-        os.chown(told["server"]["workspace"], told["uid"], told["uid"])
+        os.makedirs(settings["server"]["workspace"], exist_ok=True)
+        os.chown(settings["server"]["workspace"], settings["uid"], settings["uid"])
         os.setgroups([])
-        os.setresgid(*[told["uid"]] * 3)
-        os.setresuid(*[told["uid"]] * 3)
-        serve(listener.fileno(), status, told["server"])
+        os.setresgid(*[settings["uid"]] * 3)
+        os.setresuid(*[settings["uid"]] * 3)
+        serve(listener.fileno(), status, settings["server"])
     except OSError as error:
         os.write(status, f"error: {error}".encode())
     finally:
@@ -75,20 +75,20 @@ def _serve(listener: socket.socket, status: int, told: dict[str, Any]) -> NoRetu
 
 
 class _Front:
-    def __init__(self, told: dict[str, Any], folder: str, server: int) -> None:
-        self._told, self._folder, self._server = told, folder, server
+    def __init__(self, settings: dict[str, Any], folder: str, server: int) -> None:
+        self._settings, self._folder, self._server = settings, folder, server
         self._lease: asyncio.StreamWriter | None = None
         self._over = asyncio.Event()
 
     async def run(self) -> None:
         context, pem = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), f"{self._folder}/pem"
         with open(pem, "w") as file:
-            file.write(self._told["certificate"])
+            file.write(self._settings["certificate"])
         context.load_cert_chain(pem)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         loop.add_signal_handler(signal.SIGTERM, self._over.set)
-        place = self._told["host"], self._told["port"]
+        place = self._settings["host"], self._settings["port"]
         door = await asyncio.start_server(self._answer, *place, ssl=context)
         print(door.sockets[0].getsockname()[1], flush=True)
         loop.call_later(UNCLAIMED_S, self._give_up)
@@ -116,13 +116,13 @@ class _Front:
         try:
             first = await asyncio.wait_for(reader.readline(), FIRST_S)
             secret, _, what = first.rstrip(b"\n").rpartition(b" ")
-            known = hmac.compare_digest(secret, self._told["secret"].encode())
-            if known and what == LEASE and not self._lease:
+            is_peer = hmac.compare_digest(secret, self._settings["secret"].encode())
+            if is_peer and what == LEASE and not self._lease:
                 self._lease = writer
                 keep_alive((reader, writer))
                 writer.write(b"ok\n")
                 await reader.read(1)
-            elif known and what == CALL and self._lease:
+            elif is_peer and what == CALL and self._lease:
                 inner = await asyncio.open_unix_connection(f"{self._folder}/server")
                 await pass_on((reader, writer), inner)
         except (OSError, asyncio.TimeoutError, ValueError):
@@ -141,7 +141,7 @@ def keep_alive(line: Line) -> None:
         handle.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-async def pass_on(one: Line, other: Line) -> None:
+async def pass_on(first: Line, second: Line) -> None:
     """Join two connections until one of them ends; both are closed then."""
 
     async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
@@ -154,4 +154,4 @@ async def pass_on(one: Line, other: Line) -> None:
         finally:
             target.close()
 
-    await asyncio.gather(copy(one[0], other[1]), copy(other[0], one[1]))
+    await asyncio.gather(copy(first[0], second[1]), copy(second[0], first[1]))

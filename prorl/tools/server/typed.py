@@ -89,7 +89,7 @@ def evaluation(sequence: int) -> str:
     return f'{prepare};{read};\\builtin eval "$__prorl_c";{restore}\n'
 
 
-class Found:
+class MarkerMatch:
     """A marker in a buffer: where it is and what it says."""
 
     def __init__(self, start: int, end: int, sequence: int | None, exit_code: int) -> None:
@@ -112,14 +112,14 @@ class Marker:
         nonce = self.nonce.decode()
         return rf"\036{nonce}{sequence}\037{exit_code}\037{nonce}\036"
 
-    def find(self, data: bytes) -> Found | None:
+    def find(self, data: bytes) -> MarkerMatch | None:
         """The first whole marker in these bytes, or None."""
         tail = data.find(self._tail)
         while tail >= 0:
             start = data.rfind(self._head, 0, tail)
             sequence, _, exit_code = data[start + len(self._head) : tail].partition(SEPARATOR)
             if start >= 0 and exit_code.isdigit() and (sequence.isdigit() or not sequence):
-                return Found(
+                return MarkerMatch(
                     start,
                     tail + len(self._tail),
                     int(sequence) if sequence else None,

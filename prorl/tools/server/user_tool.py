@@ -84,7 +84,11 @@ class UserTool(Python):
     def _serve(self, control: socket.socket) -> None:
         """Make the object, tell whether that worked, then answer calls."""
         path = f"/proc/self/fd/{self.keep}"
-        sys.path[:] = [path, *sys.path, *(one for one in self._packages if one not in sys.path)]
+        sys.path[:] = [
+            path,
+            *sys.path,
+            *(package for package in self._packages if package not in sys.path),
+        ]
         with Cell(path) as made:
             tool = _make(path, self._name)
         send_exit_code(control, 0, made.exit_code)
@@ -95,10 +99,10 @@ class UserTool(Python):
 
 def _make(path: str, name: str) -> Any:
     module, attribute = json.loads(zipimport.zipimporter(path).get_data(INDEX))[name]
-    found: Any = importlib.import_module(module)
+    target: Any = importlib.import_module(module)
     for part in attribute.split("."):
-        found = getattr(found, part)
-    return found()
+        target = getattr(target, part)
+    return target()
 
 
 def _call(tool: Any, arguments: dict[str, Any], where: str) -> int:
