@@ -89,7 +89,7 @@ def _value_problem(completion: Completion, vocab_size: int) -> str:
 
 
 def num_shared(first_L: Int32, other_L: Int32) -> int:
-    """How many ids both begin with.
+    """Returns how many ids both begin with.
 
     >>> num_shared(np.array([1, 2, 3, 4], np.int32), np.array([1, 2, 5], np.int32))
     2

@@ -217,7 +217,7 @@ class CallTotals(NamedTuple):
         return CallTotals._make(mine + theirs for mine, theirs in zip(self, other, strict=True))
 
     def since(self, before: CallTotals) -> CallTotals:
-        """What came after `before`; all of it where the count began anew."""
+        """Returns what came after `before`; all of it where the count began anew."""
         grown = CallTotals._make(mine - theirs for mine, theirs in zip(self, before, strict=True))
         return self if min(grown) < 0 else grown
 

@@ -26,7 +26,8 @@ class Filter:
     """It keeps no group whose mean reward, cut to 0 ... 1, is outside of them."""
 
     def hopeless(self, rewards: Sequence[float], living: int) -> bool:
-        """Whether a group is dropped whatever `living` members do; `rewards`: of valid ones so far.
+        """Returns whether a group is dropped whatever `living` members do; `rewards`: of valid ones
+        so far.
 
         >>> find_filter("dapo").hopeless([1.0], 1), find_filter("dapo").hopeless([], 1)
         (False, True)
@@ -118,7 +119,7 @@ def find_filter(text: str) -> Filter:
 
 
 def is_named(text: str) -> bool:
-    """Whether it is the name of a filter of ours."""
+    """Returns whether it is the name of a filter of ours."""
     return text in FILTERS or find_filter(text).sql != text
 
 

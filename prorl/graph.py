@@ -57,7 +57,7 @@ class Graph:
         return self.names[place - 1] if place else ""
 
     def path(self, stage: str) -> str:
-        """Where a stage serves its edge; `edge/lease` for the gateway, whose name is empty.
+        """Returns where a stage serves its edge; `edge/lease` for the gateway, whose name is empty.
 
         Of several stages of one process that give the same edge, only the last has it to itself.
         """

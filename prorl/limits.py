@@ -25,7 +25,8 @@ Clock = Callable[[], float]
 
 
 def steady(wall: Clock, clock: Clock) -> Clock:
-    """Seconds since the epoch that never jump: somebody who sets the clock changes no duration.
+    """Returns the seconds since the epoch that never jump: somebody who sets the clock changes no
+    duration.
 
     >>> wall, clock = [100.0], [0.0]
     >>> now = steady(lambda: wall[0], lambda: clock[0])

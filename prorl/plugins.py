@@ -67,8 +67,8 @@ def registered(group: str) -> dict[str, EntryPoint]:
 def load(
     group: str, name: str, error: type[UserError], built_in: Mapping[str, str] = NO_PARTS
 ) -> Any:
-    """What a name stands for, imported: `built_in` has `module:attribute`. Raises `error` with the
-    nearest name, or why it failed.
+    """Returns what a name stands for, imported: `built_in` has `module:attribute`. Raises `error`
+    with the nearest name, or why it failed.
     """
     if name in built_in:
         module, _, attribute = built_in[name].partition(":")
@@ -84,8 +84,8 @@ def load(
 def make(
     group: str, name: str, error: type[UserError], built_in: Mapping[str, str], *args: object
 ) -> Any:
-    """What a name stands for, imported and called. Raises `error` as `load` does, also when the
-    call fails.
+    """Returns what a name stands for, imported and called. Raises `error` as `load` does, also when
+    the call fails.
     """
     factory = load(group, name, error, built_in)
     hint = MEND_FILE if is_place(name) else MEND_PACKAGE
@@ -110,7 +110,7 @@ def unknown(
 
 
 def is_place(name: str) -> bool:
-    """Whether a name says where the part's code is.
+    """Returns whether a name says where the part's code is.
 
     >>> is_place("math"), is_place("mypkg.trivia:TriviaEnv"), is_place("trivia.py:TriviaEnv")
     (False, True, True)
@@ -162,7 +162,7 @@ def refuse_places(name: str, error: type[UserError], what: str) -> None:
 
 
 def _from_place(group: str, name: str, error: type[UserError]) -> Any:
-    """What `module:attribute` or `file.py:attribute` is. Raises `error`."""
+    """Returns what `module:attribute` or `file.py:attribute` is. Raises `error`."""
     place, _, attribute = name.rpartition(":")
     with _blaming(group, name, "imported", error, MEND_FILE):
         target: Any = _import_file(Path(place)) if place.endswith(".py") else import_module(place)
@@ -221,7 +221,7 @@ def _blaming(
 
 
 def noun(group: str) -> str:
-    """What a part of a group is called.
+    """Returns what a part of a group is called.
 
     >>> noun("prorl.envs"), noun("prorl.sandbox_kinds")
     ('env', 'sandbox kind')

@@ -74,7 +74,9 @@ class JsonLines(logging.Formatter):
 
 
 def credentials_of(config: ServiceConfig) -> LiveCredentials | None:
-    """What this process shows to other hosts; None when the service is not to be reached by any."""
+    """Returns what this process shows to other hosts; None when the service is not to be reached by
+    any.
+    """
     return (
         LiveCredentials(config.tls_dir / SERVICE_FILE) if config.listen or config.gateway else None
     )
@@ -117,7 +119,7 @@ def live(config: Path, serve: Serve, *, streams: bool = False) -> NoReturn:
 
 
 def _resolved(path: Path) -> ServiceConfig:
-    """What the supervisor has written. Raises ConfigError."""
+    """Returns what the supervisor has written. Raises ConfigError."""
     try:
         values = orjson.loads(path.read_bytes())
     except (OSError, ValueError) as error:

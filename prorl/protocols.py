@@ -126,8 +126,8 @@ class Operator(Protocol):
         """
 
     def unfinished(self, failure: Failure) -> Added | None:
-        """What a row gets that could not be worked on, so that what earlier stages made of it is
-        kept; None where there is nothing to keep.
+        """Returns what a row gets that could not be worked on, so that what earlier stages made of
+        it is kept; None where there is nothing to keep.
         """
 
     async def release(self, row: Row) -> None:
@@ -177,12 +177,14 @@ class Renderer(Protocol):
         """
 
     def completion(self, message: Message) -> Int32:
-        """What a model would sample to say this assistant message, end marker included. For oracles
-        and warm starts.
+        """Returns what a model would sample to say this assistant message, end marker included. For
+        oracles and warm starts.
         """
 
     def starts_segment(self, messages: Sequence[Message]) -> bool:
-        """Whether new messages begin a new segment, since the template would rewrite its past."""
+        """Returns whether new messages begin a new segment, since the template would rewrite its
+        past.
+        """
 
 
 class RemoteRenderer(Protocol):
@@ -319,7 +321,7 @@ class Env(Protocol):
         """Raise TaskError if `task.data` lacks what this env reads."""
 
     def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
-        """What `stage` (RUN or EVAL) needs, or None for no sandbox."""
+        """Returns what `stage` (RUN or EVAL) needs, or None for no sandbox."""
 
     def tools(self, task: Task) -> tuple[ToolSpec, ...]:
         """Tools that the policy may call for this task."""
@@ -336,7 +338,7 @@ class Env(Protocol):
         """Run a tool call of the policy; bad arguments are a result with exit code 2."""
 
     async def artifact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
-        """What crosses into EVAL, from the final answer's text and the RUN sandbox."""
+        """Returns what crosses into EVAL, from the final answer's text and the RUN sandbox."""
 
     async def score(
         self, task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
@@ -389,8 +391,8 @@ class BringsAgent(Protocol):
     agent: str
 
     def runs_code(self, task: Task) -> bool:
-        """Whether that runs what the task says on this host. A service takes such tasks only with
-        `load_code`.
+        """Returns whether that runs what the task says on this host. A service takes such tasks
+        only with `load_code`.
         """
 
 

@@ -41,7 +41,7 @@ class SandboxProxy:
 
 
 async def asking(channel: HelperChannel, number: int, *op: Any) -> Any:
-    """What a call back gives. Raises what it raised there, or CancelledError."""
+    """Returns what a call back gives. Raises what it raised there, or CancelledError."""
     verdict, answer = await asyncio.to_thread(channel.call_back, number, *op)
     if verdict == "raised":
         raise answer

@@ -146,7 +146,7 @@ async def play(
 def _context(
     env: Env, task: Task, backend: Backend, sandbox: Sandbox | None, limits: RolloutLimits
 ) -> AttemptContext:
-    """What RUN would tell the agent of a first attempt."""
+    """Returns what RUN would tell the agent of a first attempt."""
     return AttemptContext(
         task=task,
         env=env,

@@ -95,7 +95,7 @@ def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 
 def now() -> float:
-    """Seconds on the running loop's clock; on the machine's where no loop runs."""
+    """Returns the seconds on the running loop's clock; on the machine's where no loop runs."""
     try:
         return asyncio.get_running_loop().time()
     except RuntimeError:

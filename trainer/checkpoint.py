@@ -200,7 +200,7 @@ def newest(root: Path) -> Path | None:
 
 
 def read_progress(path: Path) -> TrainingState:
-    """Where the training stood at a checkpoint. Raises ConfigError."""
+    """Returns where the training stood at a checkpoint. Raises ConfigError."""
     try:
         values = orjson.loads((path / "trainer.json").read_bytes())
         return TrainingState(**{**values, "prompt_ids": tuple(values["prompt_ids"])})

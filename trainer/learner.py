@@ -54,7 +54,9 @@ class Tokens(NamedTuple):
 def tokens_of(
     batch: PackedBatch, version: int, max_staleness: int, proximal_C: torch.Tensor | None
 ) -> Tokens:
-    """What the loss knows of a batch's tokens; those older than `max_staleness` do not train."""
+    """Returns what the loss knows of a batch's tokens; those older than `max_staleness` do not
+    train.
+    """
     trained = batch.per_sampled(batch.span_kind) == SpanKind.TRAINED
     age = version - batch.per_sampled(batch.span_version)
     if max_staleness >= 0:

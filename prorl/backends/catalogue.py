@@ -106,12 +106,12 @@ def scheme_of(url: str) -> str:
 
 
 def has_scheme(url: str) -> bool:
-    """Whether some row has the URL's scheme."""
+    """Returns whether some row has the URL's scheme."""
     return scheme_of(url) in CATALOGUE
 
 
 def is_server(url: str) -> bool:
-    """Whether the URL is that of a model server: has a health, takes weights.
+    """Returns whether the URL is that of a model server: has a health, takes weights.
 
     >>> is_server("http://localhost:8000"), is_server("scripted:oracle")
     (True, False)
@@ -121,7 +121,7 @@ def is_server(url: str) -> bool:
 
 
 def address(url: str) -> str:
-    """Where a model server listens.
+    """Returns where a model server listens.
 
     >>> address("sglang+http://localhost:30000/"), address("http://localhost:8000")
     ('http://localhost:30000', 'http://localhost:8000')
@@ -155,12 +155,12 @@ def embedded(directory: str) -> str:
 
 
 def is_adapter(path: str) -> bool:
-    """Whether a directory holds a LoRA adapter as PEFT writes it, not a whole checkpoint."""
+    """Returns whether a directory holds a LoRA adapter as PEFT writes it, not a checkpoint."""
     return bool(path) and os.path.exists(os.path.join(path, ADAPTER_FILE))
 
 
 def examples() -> str:
-    """What a backend's URL may look like, for errors."""
+    """Returns what a backend's URL may look like, for errors."""
     return ", ".join(scheme.example for scheme in CATALOGUE.values())
 
 
@@ -182,6 +182,6 @@ def open_url(url: str, context: BackendContext) -> Backend:
 
 
 def imported(place: str) -> Any:
-    """What a row names as `module:attribute`."""
+    """Returns what a row names as `module:attribute`."""
     module, _, attribute = place.partition(":")
     return getattr(import_module(module), attribute)

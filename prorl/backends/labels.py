@@ -59,7 +59,7 @@ def version_of(label: str | None, request: GenerateRequest) -> PolicyVersion:
 
 
 def label_of(tag: str, version: int, nonce: str) -> str:
-    """What a server is told to call weights; `nonce` is of this load alone."""
+    """Returns what a server is told to call weights; `nonce` is of this load alone."""
     return f"{tag}:{version}:{nonce}"
 
 

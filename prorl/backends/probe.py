@@ -57,7 +57,7 @@ class ModelServer(Backend, Protocol):
         """The ids of a text; None where it does not say."""
 
     async def names_weights(self) -> bool:
-        """Whether it states a label of the weights that it serves."""
+        """Returns whether it states a label of the weights that it serves."""
 
 
 async def check_logprobs(backend: Backend, vocab_size: int) -> None:
@@ -115,7 +115,7 @@ async def check_logprobs(backend: Backend, vocab_size: int) -> None:
 
 
 def _falls(before: list[tuple[int, float]], after: list[tuple[int, float]]) -> list[float]:
-    """How much less likely the tokens became that are the same."""
+    """Returns how much less likely the tokens became that are the same."""
     return [
         was - is_
         for (token_id, was), (other, is_) in zip(before, after, strict=True)
@@ -146,7 +146,7 @@ async def first_token(
 async def _first_tokens(
     backend: Backend, vocab_size: int, temperature: float, seed: int, top_k: int = 0
 ) -> list[tuple[int, float]]:
-    """What it says after each of a few short prompts: (id, logprob)."""
+    """Returns what it says after each of a few short prompts: (id, logprob)."""
     num_ids = min(vocab_size, _COMMON_IDS)
     prompts = np.random.default_rng(1).integers(0, num_ids, (_PROBES, 4), dtype=np.int32)
     answers = await asyncio.gather(
@@ -186,7 +186,7 @@ class Vocabulary(NamedTuple):
 
 
 async def check_vocabulary(backend: ModelServer, expected: Vocabulary) -> dict[str, Json]:
-    """What a server says of its model. Raises ConfigError where it is not the run's.
+    """Returns what a server says of its model. Raises ConfigError where it is not the run's.
 
     Text is compared where the server says which ids it gets. BackendError: it cannot be asked.
     """

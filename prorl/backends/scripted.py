@@ -222,7 +222,7 @@ class Oracle:
         return await self._say(Message(role="assistant", content=reference.answer))
 
     async def _reference(self, task: Task) -> Any:
-        """How calls solve the task. Raises TaskError where its env knows no such solution."""
+        """Returns how calls solve the task. Raises TaskError where its env has no such solution."""
         reference: Any = self._env(task.env).reference(task)
         if inspect.isawaitable(reference):
             reference = await reference
@@ -296,7 +296,9 @@ def _log_softmax(logits: Float32) -> Float32:
 
 
 def is_right(request: GenerateRequest, mean: float) -> bool:
-    """Whether flaky solves this sample; each task has its own probability, `mean` on average."""
+    """Returns whether flaky solves this sample; each task has its own probability, `mean` on
+    average.
+    """
     task_id = request.task.task_id if request.task else ""
     if mean <= 0.0:
         return False

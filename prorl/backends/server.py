@@ -93,7 +93,7 @@ class ReplyShape:
     def piece(
         self, request: GenerateRequest, so_far: Completion, sent: int, finish: FinishReason | None
     ) -> dict[str, Json]:
-        """What came behind `sent`; `finish` in the last that has tokens."""
+        """Returns what came behind `sent`; `finish` in the last that has tokens."""
         choice = self._choice(rest_of(so_far, sent), finish)
         return self.last(request, so_far) | {"choices": [choice]}
 

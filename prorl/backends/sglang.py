@@ -134,7 +134,7 @@ def _routed(value: str, num_tokens: int) -> NDArray[np.int32]:
 
 
 def _cuts(request: GenerateRequest) -> bool:
-    """Whether the distribution that it asks for is only a part of the model's."""
+    """Returns whether the distribution that it asks for is only a part of the model's."""
     return request.sampling.top_p < 1.0 or 0 < request.sampling.top_k < ANY_TOP_K
 
 

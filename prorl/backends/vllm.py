@@ -225,8 +225,8 @@ class VllmBackend:
             return [int(token_id) for token_id in orjson.loads(reply)["tokens"]]
 
     async def names_weights(self) -> bool:
-        """Whether it states a label of its weights: an older vLLM, or one outside of its developer
-        mode, does not, and takes none. Raises BackendError.
+        """Returns whether it states a label of its weights: an older vLLM, or one outside of its
+        developer mode, does not, and takes none. Raises BackendError.
         """
         return await self._label() is not None
 

@@ -168,7 +168,8 @@ def _check_plain(response: aiohttp.ClientResponse, where: str) -> None:
 
 
 def retry_after_s(header: str, now: float) -> float:
-    """Seconds to wait by a `Retry-After` (RFC 9110: seconds, or a date); 0 for what is neither.
+    """Returns the seconds to wait by a `Retry-After` (RFC 9110: seconds, or a date); 0 for what is
+    neither.
 
     >>> retry_after_s("120", 0.0), retry_after_s("Thu, 01 Jan 1970 00:00:05 GMT", 2.0)
     (120.0, 3.0)

@@ -159,7 +159,9 @@ class VllmReply:
             raise ValueError(f"{self._cached} of {prompt} tokens of prompt from the cache")
 
     def part(self, label: str | None = "") -> Completion:
-        """What came so far, as an aborted completion; without a label its weights are unknown."""
+        """Returns what came so far, as an aborted completion; without a label its weights are
+        unknown.
+        """
         return self._completion(FinishReason.ABORT, label)
 
     def completion(self, label: str | None, llm_s: float = 0.0) -> Completion:
@@ -253,7 +255,7 @@ def _check_names(ids: list[int], logprobs: list[float], names: Json, likely: Jso
 
 
 def _are(values: Json, *types: type) -> bool:
-    """Whether it is a list of nothing but such; JSON's true is no number."""
+    """Returns whether it is a list of nothing but such; JSON's true is no number."""
     return isinstance(values, list) and {*map(type, values)} <= {*types}
 
 

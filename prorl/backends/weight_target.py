@@ -113,7 +113,7 @@ VLLM_ADAPTER = WeightDialect(
 
 
 def dialect_of(url: str) -> WeightDialect | None:
-    """How a model server is given weights, where its URL says it; None: it is to be asked."""
+    """Returns how a model server gets weights, where its URL says it; None: ask the server."""
     scheme = scheme_of(url)
     if not (place := CATALOGUE[scheme].weights):
         return None
@@ -170,7 +170,7 @@ class WeightTarget:
         await self._call("POST", call.path, call.body, ASK_S)
 
     async def label(self) -> str:
-        """What the server calls the weights that it serves. Raises BackendError."""
+        """Returns what the server calls the weights that it serves. Raises BackendError."""
         path = self._words.label_path
         reply = await self._call("GET", path, limit_s=ASK_S)
         with boundary(BackendError, FailureCode.BACKEND_PROTOCOL, self.url + path):

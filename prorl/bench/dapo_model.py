@@ -472,7 +472,7 @@ class _VirtualService:
                 self.outcome.dropped += event.num_members
 
     def _hand_out(self) -> bool:
-        """Whether the trainer, which waits for its step's groups, got some."""
+        """Returns whether the trainer, which waits for its step's groups, got some."""
         missing = self.setup.step - self.num_handed
         if self.busy_until < math.inf or not missing or not self.kept:
             return False

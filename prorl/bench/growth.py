@@ -349,7 +349,7 @@ class Size:
 
 
 def _memory() -> Iterator[Figure]:
-    """Bytes of Python's that stay for one more rollout, by where it is in its life."""
+    """Yields the bytes of Python's that stay for one more rollout, by where it is in its life."""
     with tempfile.TemporaryDirectory(prefix="prorl-growth-") as folder:
         life = GrowingRun(Path(folder) / "control.db", Meter())
         life.core.create_run(RunConfig(run_id="a", delivery="stream", max_open_groups=MEMORY))
@@ -431,7 +431,7 @@ async def run(quick: bool) -> Report:
 
 
 def _stores(sizes: Iterable[int]) -> Iterator[Figure]:
-    """What a store that has died reads of an open run before it serves, off its loop."""
+    """Yields what a store that has died reads of an open run before it serves, off its loop."""
 
     async def no_handout(groups: list[KeptGroup]) -> HandedOut:
         return HandedOut()

@@ -80,7 +80,7 @@ def pss_mb(root: int) -> float:
 
 
 def counts(root: int, sockets: Path, folder: Path) -> dict[str, int]:
-    """What must be the same after a thousand sandboxes.
+    """Returns what must be the same after a thousand sandboxes.
 
     It is counted for a sandboxd with this folder of sockets and this root.
     """

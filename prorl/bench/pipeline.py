@@ -212,7 +212,7 @@ def cpu_s() -> float:
 
 
 def has_finished(client: Client, run_id: str) -> bool:
-    """Whether a run is finished. Raises UnavailableError for one that ended otherwise."""
+    """Returns whether a run is finished. Raises UnavailableError for one that ended otherwise."""
     view = client.run(run_id)
     if view["state"] not in ("proving", "open", "finished"):
         raise UnavailableError(f"run {run_id} is {view['state']}: {view['stalled']}")

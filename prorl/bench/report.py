@@ -104,7 +104,7 @@ def median(
 
 
 def verdict(value: float, bar: float) -> str:
-    """Whether a value that should be small is.
+    """Returns whether a value that should be small is.
 
     >>> verdict(0.3, 0.5), verdict(0.7, 0.5)
     ('bar 0.5: met', 'bar 0.5: missed')
@@ -130,7 +130,9 @@ def spread(values: Iterable[float]) -> str:
 
 
 def machine() -> dict[str, Json]:
-    """What the figures were measured on: processor, cores that we may use, memory, versions."""
+    """Returns what the figures were measured on: processor, cores that we may use, memory,
+    versions.
+    """
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),

@@ -58,7 +58,7 @@ Times = NDArray[np.float64]
 
 
 def times_s(mean_s: float) -> tuple[float, ...]:
-    """How long a rollout waits: quantiles of a log-normal distribution with this mean."""
+    """Returns how long a rollout waits: quantiles of a log-normal distribution with this mean."""
     drawn = np.random.default_rng(0).lognormal(0.0, 0.6, 4096)
     values = np.quantile(drawn, (np.arange(NUM_TIMES) + 0.5) / NUM_TIMES)
     return tuple(round(float(value), 3) for value in values * mean_s / values.mean())
@@ -110,7 +110,7 @@ async def _measure(counts: tuple[int, ...], waits: tuple[float, ...]) -> list[Me
 def _point(
     client: Client, root: Path, nodes: int, pids: list[int], waits: tuple[float, ...]
 ) -> Measured:
-    """What so many nodes, which are there, do and cost."""
+    """Returns what so many nodes, which are there, do and cost."""
     _work(client, f"warm-up-{nodes}", nodes * SLOTS, (SHORT_S,))
     num = nodes * SLOTS * ROUNDS
     idle = _used(pids, lambda: time.sleep(IDLE_S))
@@ -144,7 +144,9 @@ def worked_share(ended: Times, worked: Times, slots: int) -> float:
 
 
 def _stored(run: Path) -> tuple[Times, Times]:
-    """When each rollout of a run was committed, in seconds, and how long its server had it wait."""
+    """Returns when each rollout of a run was committed, in seconds, and how long its server had it
+    wait.
+    """
     from prorl.analysis.opened import open_runs
 
     query = """SELECT epoch_us(committed_at) / 1e6 AS ended, backend
@@ -189,7 +191,7 @@ def _wait_for_nodes(client: Client, nodes: int) -> None:
 
 
 def _work(client: Client, name: str, num: int, waits: tuple[float, ...]) -> float:
-    """Seconds from the first lease of so many rollouts to the run's end."""
+    """Returns the seconds from the first lease of so many rollouts to the run's end."""
     servers = list(map(_server, waits))
     client.create_run(run_id=name, max_open_groups=max(256, 2 * num), backends=servers)
     tasks = (Task(task_id=f"{name}/{i}", env="noop", prompt="wait") for i in range(num))
@@ -229,7 +231,8 @@ DAY_S, DAY_ROLLOUTS, DAY_NODES, DAY_IN_HAND = 86_400, 1_000_000, 64, 10_000
 
 
 def day(gateway_s: float, nodes_share: float, lived: int) -> list[Figure]:
-    """What a day takes of the gateway, when `lived` of its rollouts went through mind and log.
+    """Returns what a day takes of the gateway, when `lived` of its rollouts went through mind and
+    log.
 
     A rollout costs it `gateway_s` of CPU, its nodes that share of a core.
     """

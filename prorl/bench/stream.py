@@ -447,7 +447,8 @@ def peak_mib() -> float:
 
 
 def received_bytes() -> int:
-    """Bytes that this process's TCP connections have received, as the kernel counts them.
+    """Returns the bytes that this process's TCP connections have received, as the kernel counts
+    them.
 
     The figure is tcp_info.tcpi_bytes_received.
     """

@@ -79,7 +79,8 @@ ROLLOUTS, ACTIONS = 1_000_000, 150
 
 
 def worker_hours(what: str, call_ms: float, start_ms: float) -> Figure:
-    """What a million rollouts wait for their substrate: no model, and commands that do nothing.
+    """Returns what a million rollouts wait for their substrate: no model, and commands that do
+    nothing.
 
     >>> worker_hours("half a millisecond", 0.5, 36.0).value
     30.83

@@ -182,7 +182,7 @@ class Client:
         sampling: SamplingParams | None = None,
         **config: Json,
     ) -> dict[str, Json]:
-        """How good the policy is that serves now: tasks as a run of their own, waited for.
+        """Returns how good the policy is that serves now: tasks as a run of their own, waited for.
 
         What `client.run` says of it at its end (`state`, `reward_mean`, `counts`). Said again under
         the same name, after a crash too, it goes on and asks nothing twice. A training run beside
@@ -327,18 +327,20 @@ class Client:
         return dict(self._http.request("POST", "v1", "nodes", node, "drain", body=body))
 
     def node_settings(self) -> dict[str, Json]:
-        """What a node shares with the service; for holders of the join file `node.json`."""
+        """Returns what a node shares with the service; for holders of the join file `node.json`."""
         return dict(self._http.request("GET", "v1", "node"))
 
     def node_certificate(self, node: str, request: str) -> str:
-        """What the service signs for a node's own key; for holders of the join file `node.json`."""
+        """Returns what the service signs for a node's own key; for holders of the join file
+        `node.json`.
+        """
         answer = self._http.request(
             "POST", "v1", "nodes", node, "certificate", body={"request": request}
         )
         return str(answer["certificate"])
 
     def status(self) -> dict[str, Json]:
-        """What the service, or the replay, says of itself."""
+        """Returns what the service, or the replay, says of itself."""
         if self._http_or_none is None:
             return self._flight("").action("status", {})
         return dict(self._http.request("GET", "v1", "status"))
@@ -385,9 +387,9 @@ class Client:
     def stream_shares(
         self, run: str, rank: int, world: int, *, groups_per_step: int, max_tokens: int, **more: Any
     ) -> Iterator[RankShare]:
-        """What data rank `rank` of `world` does with each step of `groups_per_step` groups. It does
-        it in passes of at most `max_tokens` (`prorl.client.ranks`). `more` is as in `stream`; all
-        ranks name the same consumer, and only rank 0 commits.
+        """Yields what data rank `rank` of `world` does with each step of `groups_per_step` groups.
+        It does it in passes of at most `max_tokens` (`prorl.client.ranks`). `more` is as in
+        `stream`; all ranks name the same consumer, and only rank 0 commits.
         """
         check_rank(rank, world, max_tokens)
         steps = self.stream(run, groups_per_batch=groups_per_step, **more)

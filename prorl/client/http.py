@@ -193,7 +193,7 @@ def _tls(credentials: Credentials | None) -> dict[str, Any]:
 
 
 def _cause(error: Exception, secure: bool) -> str:
-    """What a refused connection means, in one line."""
+    """Returns what a refused connection means, in one line."""
     inner = error.args[0] if isinstance(error, SSLError) and error.args else error
     text = str(inner)
     if isinstance(error, SSLError):
@@ -214,8 +214,8 @@ def _cause(error: Exception, secure: bool) -> str:
 
 
 def _detail(answer: bytes) -> str:
-    """What the service says is wrong: `message` of its error body. Where there is none, it is the
-    beginning of whatever came.
+    """Returns what the service says is wrong: `message` of its error body. Where there is none, it
+    is the beginning of whatever came.
     """
     try:
         values = exact_json.loads(answer)

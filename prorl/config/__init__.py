@@ -437,8 +437,8 @@ class ServiceConfig(StrictModel):
         return Listener(host, int(port), self.advertise or host)
 
     def guests_at(self, worker: str) -> tuple[str, int, str] | None:
-        """Where a RUN worker of this host lets guests in: host, port, URL; None where it does not.
-        Nodes of other hosts have no key that guests' tokens could be checked with.
+        """Returns where a RUN worker of this host lets guests in: host, port, URL; None where it
+        does not. Nodes of other hosts have no key that guests' tokens could be checked with.
         """
         if not self.guests or self.gateway:
             return None
@@ -460,7 +460,9 @@ class ServiceConfig(StrictModel):
         return self.socket_dir / "sandboxd.sock"
 
     def worker_name(self, worker: str) -> str:
-        """What a worker is called in the whole service, e.g. `worker-0` or `node-7/worker-0`."""
+        """Returns what a worker is called in the whole service, e.g. `worker-0` or
+        `node-7/worker-0`.
+        """
         return f"{self.node_id}/{worker}" if self.gateway else worker
 
     def pool(self, stage: str) -> StageConfig:
@@ -468,7 +470,7 @@ class ServiceConfig(StrictModel):
         return own.get(stage) or self.pools.get(stage, StageConfig())
 
     def worker_flight(self, process: str) -> str:
-        """Where a process of this host serves its edges to the others of this host."""
+        """Returns where a process of this host serves its edges to the others of this host."""
         return f"grpc+unix://{self.socket_dir}/{process}.sock"
 
 

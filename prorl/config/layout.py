@@ -72,7 +72,7 @@ def upstreams(config: ServiceConfig, process: str, stage: str) -> tuple[str, ...
 
 
 def num_sandboxes(config: ServiceConfig) -> int:
-    """How many sandboxes this host may have at a time, unless the configuration says it.
+    """Returns how many sandboxes this host may have at a time, unless the configuration says it.
 
     RUN needs three a slot: its own, EVAL's, which is made ready meanwhile, and EVAL's of a finished
     row that waits to be scored; the other stages one. What a chain has left that died needs no room

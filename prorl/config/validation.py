@@ -95,7 +95,7 @@ def describe_input(error: Mapping[str, Any]) -> str:
 
 
 def expected(error: Mapping[str, Any]) -> str:
-    """What should have stood there, without pydantic's own words where we have better ones."""
+    """Returns what should stand there, without pydantic's words where we have better ones."""
     kind, context = error["type"], error.get("ctx", {})
     if error.get("input") != error.get("input"):  # NaN is neither less nor more than any bound
         return "a finite number"

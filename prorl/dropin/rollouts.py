@@ -356,7 +356,7 @@ _JSON_NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a text"
 
 @web.middleware
 async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """What goes wrong, as FastAPI says it, which all of these servers are made with."""
+    """Returns what goes wrong, as FastAPI says it, which all of these servers are made with."""
     try:
         response = await handler(request)
     except ConflictError as error:

@@ -218,7 +218,7 @@ class RpcServer(fl.FlightServerBase):  # type: ignore[misc]
         body: bytes | None = b"",
         named: NamedRun = named_run,
     ) -> Caller:
-        """Who calls; raises ForbiddenError unless certificate and token both allow this.
+        """Returns who calls; raises ForbiddenError unless certificate and token both allow this.
 
         `body` names the run; None: what is asked is about none.
         """

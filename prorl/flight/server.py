@@ -259,7 +259,7 @@ class FlightNetwork:
     def _outcome(
         self, context: fl.ServerCallContext, future: Future[AnswerT]
     ) -> BaseException | None:
-        """What a read raised, if anything; it is cancelled when its client goes, or we do."""
+        """Returns what a read raised, if anything; it is cancelled with its client, or with us."""
         while True:
             try:
                 return future.exception(POLL_S)

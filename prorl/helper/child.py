@@ -94,7 +94,7 @@ class HelperChannel:
             self.number += 1
 
     def call_back(self, number: int, *op: Any) -> tuple[str, Any]:
-        """What came of asking the parent, for the question of that number. Blocks."""
+        """Returns what came of asking the parent, for the question of that number. Blocks."""
         with self._state:
             if number != self.number:
                 raise RuntimeError("the call that this belongs to is over")
@@ -187,7 +187,7 @@ _BIG_INTEGER = 1
 
 
 def read_extension(code: int, data: memoryview) -> int:
-    """What an extension of msgpack holds. Raises ValueError."""
+    """Returns what an extension of msgpack holds. Raises ValueError."""
     if code != _BIG_INTEGER:
         raise ValueError(f"extension {code}")
     return int(bytes(data))
@@ -204,7 +204,9 @@ def _raised(error: BaseException) -> tuple[str, Any]:
 
 
 def trouble(error: BaseException) -> dict[str, Any]:
-    """What an exception says, and the line that it came from: the last that is a user's, if any."""
+    """Returns what an exception says, and the line that it came from: the last that is a user's, if
+    any.
+    """
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     try:
@@ -249,7 +251,7 @@ _PYTHON = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
 
 
 def is_common(file: str) -> bool:
-    """Whether a file is this package's or the standard library's."""
+    """Returns whether a file is this package's or the standard library's."""
     if "site-packages" in file and not file.startswith(_OURS):
         return False
     return file.startswith((_OURS, *_PYTHON))

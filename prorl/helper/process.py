@@ -198,7 +198,7 @@ class Helper:
         *,
         strict: bool = False,
     ) -> Any:
-        """What comes within the limits.
+        """Returns what comes within the limits.
 
         A helper whose answer was not read whole, for whatever reason, is ended: what is late would
         be the next question's.
@@ -332,7 +332,9 @@ class Helper:
         return error
 
     def _last_words(self) -> str:
-        """Where the code was, as the interpreter wrote it down when it was asked or crashed."""
+        """Returns where the code was, as the interpreter wrote it down when it was asked or
+        crashed.
+        """
         lines = os.pread(self._faults, 1 << 16, 0).decode("utf-8", "replace").splitlines()
         frames = [match for line in lines if (match := _FRAME.match(line)) is not None]
         for frame in [entry for entry in frames if not is_common(entry[1])] or frames:
@@ -347,7 +349,7 @@ class Helper:
             return 0.0
 
     def _starved_s(self) -> float:
-        """How long it was ready to run and had no processor (schedstat of proc(5))."""
+        """Returns how long it was ready to run and had no processor (schedstat of proc(5))."""
         try:
             with open(f"/proc/{self._child.pid}/schedstat") as file:
                 return int(file.read().split()[1]) / 1e9
@@ -376,7 +378,7 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
 def _exit_text(code: int | None) -> str:
-    """How a process ended, in words.
+    """Returns how a process ended, in words.
 
     >>> _exit_text(3), _exit_text(-11), _exit_text(None)
     ('exit code 3', 'SIGSEGV', 'it hung up')

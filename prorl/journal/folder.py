@@ -222,7 +222,7 @@ class Journals:
     # ---- reading
 
     def _recover(self, path: Path) -> Recovered | None:
-        """What a file holds up to its first torn frame; None, aloud, when it is damaged."""
+        """Returns what a file holds up to its first torn frame; None, aloud, when it is damaged."""
         if not path.stat().st_size:
             path.unlink()
             return None

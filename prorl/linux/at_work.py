@@ -77,7 +77,7 @@ def during(name: str, work: Coroutine[Any, Any, ResultT]) -> Coroutine[Any, Any,
 
 
 def current() -> Callable[[Coroutine[Any, Any, ResultT]], Coroutine[Any, Any, ResultT]]:
-    """What makes a coroutine part of the work of this step, whoever drives it later.
+    """Returns what makes a coroutine part of the work of this step, whoever drives it later.
 
     For what callbacks of the loop start on behalf of the work: a connection's requests.
     """
@@ -134,8 +134,8 @@ def charge(folder: Path, name: str, why: str) -> int:
 
 
 def poison(folder: Path, name: str) -> tuple[str, bool]:
-    """Why a piece of work is not touched, and whether all of its run is not; empty while it may end
-    another process.
+    """Returns why a piece of work is not touched, and whether all of its run is not; empty while it
+    may end another process.
     """
     deaths = _deaths(_of_run(folder, name))
     if len({line.partition(" ")[0].rpartition("/")[0] for line in deaths}) >= MOST_OF_RUN:

@@ -71,7 +71,9 @@ def stat(pid: int) -> Stat | None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a live process started, in clock ticks since boot; None when it is gone or a zombie."""
+    """Returns when a live process started, in clock ticks since boot; None when it is gone or a
+    zombie.
+    """
     process = stat(pid)
     return None if process is None or process.state in "ZX" else process.start_ticks
 
@@ -143,7 +145,7 @@ def to_init(pid: int) -> list[int]:
 
 
 def is_init(pid: int) -> bool:
-    """Whether a process is pid 1 of a pid namespace below ours."""
+    """Returns whether a process is pid 1 of a pid namespace below ours."""
     for line in _read(f"/proc/{pid}/status").splitlines():
         if line.startswith(b"NSpid:"):
             return len(line.split()) > 2 and line.split()[-1] == b"1"

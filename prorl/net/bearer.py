@@ -88,7 +88,7 @@ class Keys:
         return grant, jwt.encode({"grant": asdict(grant)}, self._key, ALGORITHM)
 
     def check(self, header: bytes) -> TokenGrant:
-        """What the `Authorization` header allows. Raises UnauthorizedError."""
+        """Returns what the `Authorization` header allows. Raises UnauthorizedError."""
         if not self._owner:
             return EVERYTHING
         scheme, _, token = header.partition(b" ")
@@ -110,7 +110,7 @@ class Keys:
 
 
 def keys_of(config: ServiceConfig) -> Keys:
-    """What a process believes: a service's every token of its root, a node's its own alone."""
+    """Returns what a process accepts: a service every token of its root, a node its own."""
     key = config.root / SIGNING_KEY
     signing = key.read_text().strip() if key.exists() else ""
     return Keys(config.token, signing)

@@ -134,7 +134,7 @@ class Credentials:
             )
 
     def is_for(self, address: str) -> bool:
-        """Whether a client that dials it there believes the certificate."""
+        """Returns whether a client that dials it there believes the certificate."""
         from cryptography import x509
 
         names = _certificate(self.certificate).extensions.get_extension_for_class(
@@ -312,7 +312,7 @@ class NodeKey:
 
 
 def server_name(role: str) -> str:
-    """What the certificate of a server in this role is for."""
+    """Returns what the certificate of a server in this role is for."""
     return role + DOMAIN
 
 

@@ -181,7 +181,9 @@ def read_key(row: Row) -> AttemptKey:
 def ready_columns(
     *, sandbox: SandboxRef, prompt: Many[Message], tools: Many[ToolSpec], init_s: float
 ) -> ReadyColumns:
-    """What INIT adds to a LEASED row: the sandbox that RUN will act in, the prompt, the tools."""
+    """Returns what INIT adds to a LEASED row: the sandbox that RUN will act in, the prompt, the
+    tools.
+    """
     return ReadyColumns(
         sandbox=sandbox,
         prompt=[_message_values(m) for m in prompt],
@@ -231,8 +233,8 @@ def ran_columns(
     server: str = "",
     refusals: tuple[NetworkRefusal, ...] = (),
 ) -> RanColumns:
-    """What RUN adds to a READY row: the trajectory, and what has happened to it. `server`: the one
-    that it was given.
+    """Returns what RUN adds to a READY row: the trajectory, and what has happened to it. `server`:
+    the one that it was given.
     """
     failure = trajectory.failure
     return RanColumns(

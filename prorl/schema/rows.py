@@ -128,7 +128,7 @@ def grow(before: Sequence[Row], added: Sequence[Added]) -> pa.RecordBatch:
 
 
 def _weight(values: Iterable[Json]) -> int:
-    """Bytes of text, bytes and arrays; 8 for anything else."""
+    """Returns the bytes of text, bytes and arrays; 8 for anything else."""
     total = 0
     for value in values:
         if isinstance(value, (str, bytes)):

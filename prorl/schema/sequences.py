@@ -76,7 +76,7 @@ _LISTS = ("token_ids", "logprobs", *SPANS)
 
 
 def _problem(batch: pa.RecordBatch) -> str:
-    """What is wrong with some row of a batch; empty if nothing is."""
+    """Returns what is wrong with some row of a batch; empty if nothing is."""
 
     def flat(name: str) -> np.ndarray[Any, Any]:
         return batch.column(name).flatten().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
@@ -137,7 +137,7 @@ def dense(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _per_token(batch: pa.RecordBatch, length: int) -> dict[str, pa.Array]:
-    """What the spans and logprobs of a batch say of each of its `length` tokens."""
+    """Returns what the spans and logprobs of a batch say of each of its `length` tokens."""
     widths = _span_widths(batch.column("span_end"))
 
     def spread(name: str) -> np.ndarray[Any, Any]:

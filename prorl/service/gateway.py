@@ -226,8 +226,8 @@ class Gateway:
         await self._dispatch(batch)
 
     async def _written(self, batch: LogBatch, waiters: list[asyncio.Future[None]]) -> bool:
-        """Whether the batch is in the log; not while the disk says no. Whoever waits hears so; what
-        is only read or watched is answered meanwhile.
+        """Returns whether the batch is in the log; not while the disk says no. Whoever waits hears
+        so; what is only read or watched is answered meanwhile.
         """
         try:
             await self._log.write(batch.writes)

@@ -120,7 +120,7 @@ _TROUBLE = {
 
 
 async def _ask(session: aiohttp.ClientSession, name: str) -> Trouble | None:
-    """What is wrong with a server by its own word; None when it is well."""
+    """Returns what is wrong with a server by its own word; None when it is well."""
     try:
         with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, name):
             try:

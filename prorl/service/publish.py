@@ -490,8 +490,8 @@ class WeightPublisher:
             await self._keep(VersionRow(run.run_id, 0, label, loaded_servers=sorted(labels)))
 
     async def _stated(self, names: Sequence[str], limit_s: float = 2.0) -> dict[str, str]:
-        """What servers call the weights that they serve now. Those that do not say it in time are
-        left out.
+        """Returns what servers call the weights that they serve now. Those that do not say it in
+        time are left out.
         """
 
         async def ask(name: str) -> str:
@@ -571,7 +571,7 @@ class WeightPublisher:
 
 
 def _tied_hint(path: str) -> str:
-    """How to mend wrong logprobs where a directory's model ties its embeddings; else empty."""
+    """Returns how to mend wrong logprobs of a model that ties its embeddings; else empty."""
     try:
         config = orjson.loads((Path(path) / "config.json").read_bytes())
     except (OSError, ValueError):

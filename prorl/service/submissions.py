@@ -172,8 +172,8 @@ def check_run_offer(config: RunConfig, renderer: Mapping[str, Json]) -> None:
 
 
 def proved_for(config: RunConfig, renderer: Mapping[str, Json]) -> Mapping[str, Json]:
-    """What was proved of a renderer, where the native loop shows messages and tools to the model;
-    other agents talk to it in their own words.
+    """Returns what was proved of a renderer, where the native loop shows messages and tools to the
+    model; other agents talk to it in their own words.
     """
     return renderer if config.agent == "native" else {}
 

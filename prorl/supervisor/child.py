@@ -186,7 +186,7 @@ class ChildProcess:
         return await asyncio.shield(self._exited)
 
     def silence(self, passed_s: float) -> float:
-        """Seconds for which it has not beaten, `passed_s` later than at the last call.
+        """Returns the seconds for which it has not beaten, `passed_s` later than at the last call.
 
         It is 0 before it was ready (that has a limit of its own) and for a program that never
         beats.
@@ -224,8 +224,8 @@ class ChildProcess:
             self.signal(signal.SIGKILL)
 
     def place(self) -> str:
-        """Where its loop hung, as it said on its log before (`heartbeat.SAYS_S`): in code that is
-        neither ours nor Python's, where there is any.
+        """Returns where its loop hung, as it said on its log before (`heartbeat.SAYS_S`): in code
+        that is neither ours nor Python's, where there is any.
         """
         with contextlib.suppress(OSError):
             text = self.log.read_bytes()[-(1 << 16) :].decode(errors="replace")
@@ -253,7 +253,9 @@ class ChildProcess:
         await self._end_reader()
 
     def last_words(self, lines: int = 3) -> str:
-        """What the log ends with, as a text to append to an error; prefers an `error:` line."""
+        """Returns what the log ends with, as a text to append to an error; prefers an `error:`
+        line.
+        """
         try:
             tail = self.log.read_bytes()[-4096:].decode(errors="replace").splitlines()
         except OSError:
@@ -343,7 +345,7 @@ def event_text(line: str) -> str:
 
 
 def exit_text(code: int) -> str:
-    """How it ended, in words.
+    """Returns how it ended, in words.
 
     >>> exit_text(-9), exit_text(2)
     ('was killed by SIGKILL', 'exited with code 2')

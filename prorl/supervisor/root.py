@@ -123,7 +123,7 @@ def _prefix(root: Path) -> str:
 
 
 def box_dir(root: Path) -> Path:
-    """Where sandboxd keeps its notes and workspaces: one name per root.
+    """Returns where sandboxd keeps its notes and workspaces: one name per root.
 
     So a new sandboxd mends what a killed one left.
 

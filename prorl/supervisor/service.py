@@ -216,7 +216,7 @@ class Supervisor:
                 child.signal(number)
 
     def _has_drained(self, child: ChildProcess, code: int) -> bool:
-        """Whether a child that has ended is not to be started again."""
+        """Returns whether a child that has ended is not to be started again."""
         if child.spec.module != STAGES or not (code == EXIT_DRAINED or self._leaving):
             return False
         self._note_leave(child)
@@ -364,7 +364,7 @@ async def end_the_silent(children: Callable[[], Iterable[ChildProcess]], silence
 
 
 def http_url(config: ServiceConfig) -> str:
-    """Where HTTP clients find a service with this resolved config."""
+    """Returns where HTTP clients find a service with this resolved config."""
     host = f"[{config.host}]" if ":" in config.host else config.host
     return f"http://{host}:{config.http_port}"
 

@@ -91,7 +91,7 @@ def load_tasks(
 
 
 def sources(path: str | Path) -> list[str]:
-    """What `--tasks` names: one file or folder, or generated sets with commas between.
+    """Returns what `--tasks` names: one file or folder, or generated sets with commas between.
 
     >>> sources("arith:train?n=9,shop:train"), sources("my,tasks.jsonl")
     (['arith:train?n=9', 'shop:train'], ['my,tasks.jsonl'])

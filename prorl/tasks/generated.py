@@ -44,7 +44,7 @@ MAX_TASKS = 200_000
 
 
 def split_of(operands: Sequence[object]) -> Split:
-    """Which split a tuple of operands belongs to, whatever the form and the seed.
+    """Returns which split a tuple of operands belongs to, whatever the form and the seed.
 
     >>> split_of((3, 4)), split_of((3, 7))
     ('train', 'heldout')
@@ -465,7 +465,7 @@ def generate(name: str, *, split: str = "train", seed: int = 0, n: int) -> list[
 
 
 def is_generated(spec: str) -> bool:
-    """Whether this names a generated set rather than a file.
+    """Returns whether this names a generated set rather than a file.
 
     >>> is_generated("shop:heldout?n=8"), is_generated("tasks/shop.jsonl")
     (True, False)

@@ -200,8 +200,8 @@ def _object(value: Json) -> Row | TaskError:
 
 
 def _float_answers(row: Json) -> list[tuple[str, str]]:
-    """Where answers stand that are floats: (the object's key or "", the answer's key). As a float
-    `0.50` and `1e25` are other texts, and the grader reads the text.
+    """Returns where answers stand that are floats: (the object's key or "", the answer's key). As a
+    float `0.50` and `1e25` are other texts, and the grader reads the text.
     """
     if not isinstance(row, dict) or row.get("env", "math") not in ("math", "stem"):
         return []

@@ -125,7 +125,7 @@ class Library:
             return client.status()
 
     def pieces(self, opened: Opened) -> Pieces:
-        """What spells the ids of a run: the tokenizer that is asked for, or its manifest's."""
+        """Returns the tokenizer of a run's ids: the one requested, or its manifest's."""
         spec = self._tokenizer or str(opened.stored.manifest.get("tokenizer") or "")
         if spec not in self._pieces:
             self._pieces[spec] = Pieces(spec)
@@ -133,7 +133,9 @@ class Library:
 
 
 def user_name() -> str:
-    """Who looks, as notes are signed; the number of a uid without a name (OpenShift gives such)."""
+    """Returns who looks, as notes are signed; the number of a uid without a name (OpenShift gives
+    such).
+    """
     try:
         return getpass.getuser()
     except (KeyError, OSError):

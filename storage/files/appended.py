@@ -59,7 +59,7 @@ class PieceName(NamedTuple):
 
 
 def cover(pieces: Sequence[PieceName]) -> list[PieceName]:
-    """What a reader opens.
+    """Returns what a reader opens.
 
     >>> cover([Piece(1, 1), Piece(2, 2), Piece(1, 2), Piece(3, 3)])
     [Piece(first=1, last=2), Piece(first=3, last=3)]

@@ -56,7 +56,7 @@ EMPTY = "empty.parquet"
 
 
 def manifest_digest(values: Mapping[str, Json]) -> str:
-    """What a manifest says of itself as `digest`: SHA-256 of everything else in it."""
+    """Returns what a manifest says of itself as `digest`: SHA-256 of everything else in it."""
     rest = {name: value for name, value in values.items() if name != "digest"}
     return hashlib.sha256(orjson.dumps(rest, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
@@ -228,7 +228,7 @@ class RunDir:
         return dict(values)
 
     def commit_path(self, commit_seq: int, first_seq: int = 0, again: int = 0) -> str:
-        """Where a commit, or a range of compacted ones, is published."""
+        """Returns where a commit, or a range of compacted ones, is published."""
         return self.path(COMMITS, str(CommitName(first_seq, commit_seq, again)))
 
     def commit_names(self) -> list[CommitName]:
@@ -238,8 +238,8 @@ class RunDir:
         return [CommitName(first, last, again) for last, first, again in order]
 
     def commits(self) -> list[Commit]:
-        """What a reader opens: the longest range of compacted commits, then each one after it.
-        Raises SchemaError for one that this code cannot read.
+        """Returns what a reader opens: the longest range of compacted commits, then each one after
+        it. Raises SchemaError for one that this code cannot read.
         """
         for _ in range(_LIST_AGAIN):
             try:
@@ -278,7 +278,7 @@ class RunDir:
             )
 
     def written(self) -> bool:
-        """Whether a store has ever made something durable here: a commit or a part."""
+        """Returns whether a store has ever made something durable here: a commit or a part."""
         return any(
             not name.startswith(TEMP_MARK) and name != EMPTY
             for folder in (COMMITS, *TABLES)
@@ -312,7 +312,7 @@ class RunDir:
         return stale
 
     def whole(self, num_commits: int) -> bool:
-        """Whether each of the first commits is here, by itself or in a range."""
+        """Returns whether each of the first commits is here, by itself or in a range."""
         names = self.commit_names()
         upto = max((name.last for name in names if name.first), default=0)
         singles = {name.last for name in names if not name.first}

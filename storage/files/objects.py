@@ -53,7 +53,7 @@ class NameConflictError(StorageError):
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """What a filesystem raises when it cannot; AWS's client has errors of its own for that."""
+    """Returns what a filesystem raises when it fails; AWS's client has errors of its own."""
     boto = sys.modules.get("botocore.exceptions")
     return (OSError,) if boto is None else (OSError, boto.BotoCoreError)
 
@@ -143,7 +143,9 @@ def _error(what: str, cause: Exception) -> StorageError:
 
 
 def remove(fs: AbstractFileSystem, path: str) -> bool:
-    """Whether it was there. An object store that is busy is asked again. Raises StorageError."""
+    """Returns whether it was there. An object store that is busy is asked again. Raises
+    StorageError.
+    """
     pauses_s = () if isinstance(fs, LocalFileSystem) else PAUSES_S
     try:
         _patiently(lambda: fs.rm_file(path), f"cannot remove {path}", pauses_s)

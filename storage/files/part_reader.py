@@ -129,7 +129,7 @@ def _written_types(file: pq.ParquetFile) -> dict[str, pa.DataType]:
 
 
 def raw_bytes(run: RunDir, file: PartFile) -> int:
-    """How many bytes a file's rows are when they are not compressed, from its footer."""
+    """Returns how many bytes a file's rows are when they are not compressed, from its footer."""
     with PartReader(run, file) as part:
         about = part.footer
     return sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))

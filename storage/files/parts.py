@@ -206,7 +206,8 @@ def cut_by_size(rows: pa.Table) -> list[tuple[int, int]]:
 
 
 def row_groups(rows: pa.Table) -> list[tuple[int, int]]:
-    """Where to cut `sequences` rows that are sorted by group: at borders of groups, if possible.
+    """Returns where to cut `sequences` rows that are sorted by group: at borders of groups, if
+    possible.
 
     A row group has 8-64 rows, of short rows in a large file up to `ROW_GROUP_BYTES` and 4,096 of
     them: whoever opens it decodes a footer that grows with its row groups. A group of more rows is

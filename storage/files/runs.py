@@ -25,7 +25,7 @@ def _reachable(where: str | Path) -> Iterator[None]:
 
 
 def is_run(where: str | Path) -> bool:
-    """Whether `where`, a path or a URL, looks like a run directory."""
+    """Returns whether `where`, a path or a URL, looks like a run directory."""
     if not is_url(where):
         return (Path(where) / MANIFEST).is_file()
     with _reachable(where):

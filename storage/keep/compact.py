@@ -387,7 +387,7 @@ def _strays(run: RunDir) -> list[str]:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether only a compaction can have written it."""
+    """Returns whether only a compaction can have written it."""
     if not name.startswith(TEMP_MARK):
         return name.startswith(PACK)
     final = CommitName.parse(name.removeprefix(TEMP_MARK).partition("-")[2])

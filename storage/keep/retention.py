@@ -31,7 +31,7 @@ _OWED = """
 
 
 def why_kept(control_db: Path, run_id: str) -> str:
-    """Who still counts on a run; empty when nobody does, or when there is no such log."""
+    """Returns who still counts on a run; empty when nobody does, or when there is no such log."""
     if not control_db.exists():
         return ""
     with closing(sqlite3.connect(f"file:{quote(str(control_db))}?mode=ro", uri=True)) as log:

@@ -151,7 +151,7 @@ class StoredRun:
         return rows_of(self.directory, self.files(table), TABLES[table], rollout_id)
 
     def view(self, name: str) -> Any:
-        """What SQL sees under a name of `VIEWS`: a dataset, or a table that is made for it."""
+        """Returns what SQL sees under a name of `VIEWS`: a dataset, or a table made for it."""
         if name in TABLES:
             return self.dataset(name)
         if name == "metrics":
@@ -163,8 +163,8 @@ class StoredRun:
         return self.partial() if name == PARTIAL else self.deliveries()
 
     def metrics(self) -> pa.Table:
-        """What trainers logged. A step that was trained again, after a crash, was logged again: the
-        last row of each consumer, step and name counts.
+        """Returns what trainers logged. A step that was trained again, after a crash, was logged
+        again: the last row of each consumer, step and name counts.
         """
         rows = AppendedTable(self.directory, "metrics").read()
         keys = ["consumer", "step", "name"]
@@ -185,8 +185,8 @@ class StoredRun:
         return [{**row, **by_attempt.get(row["attempt"], nothing)} for row in rows]
 
     def partial(self, rollout_id: int | None = None) -> pa.Table:
-        """What attempts that did not commit had sampled, of one rollout or of all, in SCORED's
-        shape; each once, if it was sent twice.
+        """Returns what attempts that did not commit had sampled, of one rollout or of all, in
+        SCORED's shape; each once, if it was sent twice.
         """
         self.directory.fs.invalidate_cache()
         names = (name for name in self.directory.names(PARTIAL) if not name.startswith("."))
@@ -235,7 +235,7 @@ class StoredRun:
         )
 
     def _moved(self) -> bool:
-        """Whether the run was compacted since it was opened; then we have opened it again."""
+        """Returns whether the run was compacted since it was opened; it is then opened again."""
         before = self.commits
         opened = before[0].name if before and before[0].first_seq else CommitName(0, 0)
         if self.directory.compacted() != opened:

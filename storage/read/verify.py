@@ -83,7 +83,7 @@ def _manifest(stored: StoredRun) -> Iterator[StorageFinding]:
 
 
 def _commit(stored: StoredRun, commit: Commit) -> Iterator[StorageFinding]:
-    """Whether a commit is what a writer can have written."""
+    """Yields whether a commit is what a writer can have written."""
     run, name = stored.directory, commit.name
     where = f"{COMMITS}/{name}"
     if not run.has(where) or run.read(where) != commit.dumps():

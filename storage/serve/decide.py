@@ -113,7 +113,7 @@ class Decider:
                 self._rows.pop(group.group_id, None)
 
     async def _decided(self, groups: Sequence[GroupComplete]) -> list[GroupDecision]:
-        """What the filter says; a process that was lost says nothing, and is asked again."""
+        """Returns the filter's verdicts; a process that was lost gives none and is asked again."""
         loop, wait_s = asyncio.get_running_loop(), AGAIN_S
         while True:
             try:

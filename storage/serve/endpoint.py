@@ -102,7 +102,7 @@ class Endpoint:
         self._end_thread(run_id)
 
     def reads(self) -> FlightReads:
-        """What `FlightNetwork.listen` serves to readers."""
+        """Returns what `FlightNetwork.listen` serves to readers."""
         return FlightReads(
             get=self.get,
             info=self.info,
@@ -205,7 +205,7 @@ class Endpoint:
         return b'{"recorded": true}'
 
     async def log(self, body: bytes) -> bytes:
-        """What a trainer measured in a step is durable when this answers."""
+        """Returns what a trainer measured in a step is durable when this answers."""
         logged = read_logged(body)
         directory = (await self._run(logged.run)).directory
         if directory is None:

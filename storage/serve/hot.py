@@ -91,7 +91,7 @@ class HotCopy:
         return place
 
     def _append(self, path: str, content: pa.Buffer) -> int:
-        """Where it lies; a block that begins here is written whole, zeros included."""
+        """Returns where it lies; a block that begins here is written whole, zeros included."""
         offset, end = self._end, self._end + content.size
         parts = [memoryview(content)]
         if end > self._files[path]:

@@ -100,7 +100,7 @@ def _failure_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
 def _count_columns(
     batch: pa.RecordBatch, sequences: pa.RecordBatch, parents: np.ndarray[Any, Any]
 ) -> dict[str, pa.Array]:
-    """How much each trajectory holds, and whether any of its tokens can train."""
+    """Returns how much each trajectory holds, and whether any of its tokens can train."""
     rows, turns = batch.num_rows, batch.column("turns")
     calls = turns.flatten().field("tool_calls").to_numpy()
     sampled = lengths_of(sequences.column("logprobs"))

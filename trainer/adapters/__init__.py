@@ -103,6 +103,6 @@ def check_temperature(records: Iterable[Record], temperature: float | None, sett
 
 
 def num_sequences(records: Iterable[Record]) -> dict[int, int]:
-    """How many sequences that train each rollout has."""
+    """Returns how many sequences that train each rollout has."""
     rollouts = [record.rollout for record in records if record.weight]
     return {rollout: rollouts.count(rollout) for rollout in rollouts}

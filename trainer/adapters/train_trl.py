@@ -81,8 +81,8 @@ def _untied(checkpoint: Path) -> Path:
 
 
 def _expected(args: Any, model: Any) -> dict[str, Any] | None:
-    """What servers must say with the model's weights; None where its parameters are spread over
-    processes, of which this one alone cannot ask it.
+    """Returns what servers must say with the model's weights; None where its parameters are spread
+    over processes, of which this one alone cannot ask it.
     """
     if model is None or args.fsdp or args.deepspeed:
         print("weights  not verified: this process alone cannot ask the model", flush=True)
@@ -179,7 +179,7 @@ def main() -> None:
 
 
 def planned(feed: Feed, most: int, groups: int) -> str:
-    """How many steps to expect. Raises ProrlError."""
+    """Returns how many steps to expect. Raises ProrlError."""
     total = most_groups(feed)
     if total is None:
         return f"at most {most} (--steps): run {feed.run} takes groups yet"

@@ -113,8 +113,8 @@ class EndOfRunError(UserError):
 
 
 def most_groups(feed: Feed) -> int | None:
-    """How many groups a run can deliver in all; None while that is open. A filter keeps fewer.
-    Raises UserError for a run that delivers none.
+    """Returns how many groups a run can deliver in all; None while that is open. A filter keeps
+    fewer. Raises UserError for a run that delivers none.
     """
     with connect(feed.url) as client:
         if is_replay(feed):
@@ -137,7 +137,7 @@ def most_groups(feed: Feed) -> int | None:
 
 
 def is_replay(feed: Feed) -> bool:
-    """Whether the feed reads a replay, which takes no weights."""
+    """Returns whether the feed reads a replay, which takes no weights."""
     return feed.url.startswith("grpc")
 
 

@@ -119,7 +119,7 @@ class EmbeddedBackend:
         self._labels[self.engine.version] = label
 
     def label(self, version: PolicyVersion) -> str:
-        """What replies call the weights of a version."""
+        """Returns what replies call the weights of a version."""
         return self._labels.get(version) or str(version)
 
     async def close(self) -> None:
@@ -164,7 +164,7 @@ class EmbeddedBackend:
 
 
 def _snapshot(row: ActiveRequest, name: str) -> Completion:
-    """What a request has sampled so far, as a completion that was cut."""
+    """Returns what a request has sampled so far, as a completion that was cut."""
     return Completion(
         token_ids_C=row.completion.astype(np.int32),
         logprobs_C=np.array(row.logprobs, dtype=np.float32),

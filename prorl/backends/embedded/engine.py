@@ -223,7 +223,9 @@ class Engine:
         return common
 
     def _chunks(self) -> list[Chunk]:
-        """What each row computes next; those that sample come first: no prompt delays them long."""
+        """Returns what each row computes next; those that sample come first: no prompt delays them
+        long.
+        """
         budget = STEP_TOKENS - len(self._running)
         chunks = []
         for index, row in enumerate(self._running):

@@ -72,7 +72,7 @@ class Paces:
         self._paces.pop(name, None)
 
     def weights(self) -> Mapping[str, float]:
-        """What a rollout weighs on each server that is known: 1 on the fastest."""
+        """Returns what a rollout weighs on each server that is known: 1 on the fastest."""
         paces = {
             name: measured.seconds / measured.tokens
             for name, measured in self._paces.items()

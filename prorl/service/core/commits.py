@@ -38,7 +38,7 @@ from one that sometimes does, few enough to waste little.
 
 
 def is_committed(record: RolloutRecord) -> bool:
-    """Whether its current attempt is stored, with a reward or without."""
+    """Returns whether its current attempt is stored, with a reward or without."""
     life = record.life
     unscored = (
         life.state is RolloutState.FAILED and life.code in UNSCORED and bool(record.stored.part)

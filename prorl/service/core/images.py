@@ -52,7 +52,7 @@ def _guest(task: str) -> str:
 
 
 def waiting_for_guests(state: State, run_id: str) -> Mapping[str, int]:
-    """How many rollouts of a run wait for which guest, as its RUN workers said last."""
+    """Returns how many rollouts of a run wait for which guest, as its RUN workers said last."""
     waiting: Counter[str] = Counter()
     for worker in state.workers.values():
         for stats in worker.status.stats.values():

@@ -97,7 +97,7 @@ class Journal:
         return run in self._runs or of_groups or any(r.run is run for r in self._rollouts)
 
     def pending(self, record: GroupRecord) -> bool:
-        """Whether the group or a member has changes that are not in a transaction yet."""
+        """Returns whether the group or a member has changes that are not in a transaction yet."""
         return record in self._groups or any(
             rollout in self._rollouts for rollout in record.rollouts
         )

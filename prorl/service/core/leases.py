@@ -123,8 +123,8 @@ class Leases(CorePart):
         return not image or has_image(self._state, worker, image)
 
     def room_for(self, record: RolloutRecord) -> int | None:
-        """How many leases would soon find room at a node that has the rollout's image. None where
-        no node has it.
+        """Returns how many leases would soon find room at a node that has the rollout's image. None
+        where no node has it.
         """
         if guest_of(record.group) and not self._guests_lack_work(record.run):
             return 0
@@ -138,7 +138,9 @@ class Leases(CorePart):
         return max(free, MIN_AHEAD) - ahead
 
     def _guests_lack_work(self, run: RunRecord) -> bool:
-        """Whether fewer rollouts of a run than GUESTS_AHEAD wait for its guests, or soon will."""
+        """Returns whether fewer rollouts of a run than GUESTS_AHEAD wait for its guests, or soon
+        will.
+        """
         while self._for_guests and self._for_guests[0][0] < self._clock() - SEEN_S:
             self._for_guests.popleft()
         ahead = max(
@@ -203,7 +205,7 @@ class Leases(CorePart):
         return pa.RecordBatch.from_arrays(pa.array(rows, _STRUCT).flatten(), schema=LEASED)
 
     def _terms_of(self, run: RunRecord) -> tuple[str, dict[str, Json]]:
-        """What each lease of the run says: its renderer's spec and its limits."""
+        """Returns what each lease of the run says: its renderer's spec and its limits."""
         if run not in self._terms:
             self._terms = {r: terms for r, terms in self._terms.items() if r.life.state == "open"}
             spec = run.config.renderer.settled(self._tokenizer, run.created_at)

@@ -57,7 +57,7 @@ class Lines:
         return [(n, why) for n in {*self._rests, *self._stalled} if (why := self.trouble(n))]
 
     def trouble(self, node: str) -> str:
-        """Why a node gets no leases now; empty when it does."""
+        """Returns why a node gets no leases now; empty when it does."""
         if self._stalled.get(node, 0.0) > self._clock():
             return f"its line broke and what it finished does not reach the store ({HINT})"
         _, until = self._rests.get(node, (0, 0.0))

@@ -92,8 +92,8 @@ def write_manifest(
 
 
 def _is_there(directory: RunDir, config: Json, owner: str) -> bool:
-    """Whether our manifest of this config stands there already. Raises ConflictError for a file,
-    for another run, and where trajectories are stored.
+    """Returns whether our manifest of this config stands there already. Raises ConflictError for a
+    file, for another run, and where trajectories are stored.
     """
     if directory.local and Path(directory.root).is_file():
         problem = f"{directory.where} is a file of the service"
@@ -150,7 +150,9 @@ def check_there(service: ServiceConfig, run_id: str) -> None:
 
 
 def refusal_of(service: ServiceConfig, run_id: str) -> str:
-    """Why this prorl cannot go on with a run: another version wrote its directory. Else empty."""
+    """Returns why this prorl cannot go on with a run: another version wrote its directory. Else
+    empty.
+    """
     try:
         RunDir(service.run_directory(run_id)).manifest()
     except NotFoundError:

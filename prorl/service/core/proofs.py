@@ -36,8 +36,8 @@ class Proofs:
     async def make(
         self, config: RunConfig, create: Callable[[], Coroutine[None, None, bool]]
     ) -> bool | None:
-        """Whether this made the run; None: it is still being proved. Raises what `create` does.
-        Raises ConflictError for another config than the one that is being proved.
+        """Returns whether this made the run; None: it is still being proved. Raises what `create`
+        does. Raises ConflictError for another config than the one that is being proved.
         """
         name = config.run_id
         proof = self._proofs.get(name)

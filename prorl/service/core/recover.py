@@ -103,7 +103,7 @@ def find_run(log: ControlLog, state: State, run_id: str) -> RunRecord | None:
 
 
 def closed_runs(log: ControlLog) -> list[RunRecord]:
-    """What the log says of runs that are over: their counts, without what they hold."""
+    """Returns what the log says of runs that are over: their counts, without what they hold."""
     runs = []
     for values in log.read(f"{_RUNS} WHERE state <> 'open' ORDER BY created_at"):
         fields = dict(zip(sql.RUN_COLUMNS, values, strict=True))

@@ -365,7 +365,7 @@ class Rollouts(CorePart):
         self._orphans[record] = Orphan(record.life.attempt, until, end, line or earlier.line)
 
     def _orphan(self, record: RolloutRecord) -> Orphan:
-        """What is known of the current attempt as an orphan."""
+        """Returns what is known of the current attempt as an orphan."""
         orphan = self._orphans.get(record, _NO_ORPHAN)
         return orphan if orphan.attempt == record.life.attempt else _NO_ORPHAN
 
@@ -480,8 +480,8 @@ _CODES = {EventKind.LOST: FailureCode.WORKER_LOST, EventKind.RETURN: FailureCode
 
 
 def _began(record: RolloutRecord) -> bool:
-    """Whether a worker has, or had, its current attempt. A lease that was lost on its way never
-    began.
+    """Returns whether a worker has, or had, its current attempt. A lease that was lost on its way
+    never began.
     """
     state = record.life.state
     return state in IN_HAND and (
@@ -490,8 +490,8 @@ def _began(record: RolloutRecord) -> bool:
 
 
 def _rest_s(record: RolloutRecord) -> float:
-    """Seconds that what broke rests. It needs time, and those that it broke together must not come
-    back together: each has a jitter of its own, the same whenever it is asked for.
+    """Returns the seconds that what broke rests. It needs time, and those that it broke together
+    must not come back together: each has a jitter of its own, the same whenever it is asked for.
     """
     jitter = crc32(repr(record.key).encode()) / (1 << 32)
     longest = min(LAST_REST_S, FIRST_REST_S * 2.0 ** (record.life.infra_failures - 1))

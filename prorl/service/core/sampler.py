@@ -54,7 +54,7 @@ class Rate(NamedTuple):
         return (self.kept + PRIOR) / (self.decided + 2 * PRIOR)
 
     def groups_for(self, kept: int, side: int) -> float:
-        """How many groups have `kept` at the forecast's lower (1) or upper (-1) end.
+        """Returns how many groups have `kept` at the forecast's lower (1) or upper (-1) end.
 
         `k` open groups give a beta-binomial number of kept ones: mean `k p`, variance
         `k p q (seen + k) / (seen + 1)`; this is `k p - side * sd = kept`, solved for `k`.
@@ -138,12 +138,12 @@ class Demand:
 
 
 def full(demand: Demand) -> bool:
-    """Whether one more kept group would be more than the run wants now."""
+    """Returns whether one more kept group would be more than the run wants now."""
     return bool(demand.target) and demand.kept >= demand.target
 
 
 def reached(demand: Demand) -> bool:
-    """Whether the run has all the groups it wants, for good: the rest is redundant.
+    """Returns whether the run has all the groups it wants, for good: the rest is redundant.
 
     >>> from dataclasses import replace
     >>> few = Demand(open_groups=0, unacked=0, kept=4, max_open=8, max_unacked=8, target=4)
@@ -155,12 +155,14 @@ def reached(demand: Demand) -> bool:
 
 
 def step_reached(demand: Demand) -> bool:
-    """Whether the step has its groups and no later one could use what is open: it is redundant."""
+    """Returns whether the step has its groups and no later one could use what is open: it is
+    redundant.
+    """
     return demand.strict and demand.untrained >= demand.step
 
 
 def may_open(demand: Demand) -> int:
-    """How many more groups may be started now.
+    """Returns how many more groups may be started now.
 
     >>> few = Demand(open_groups=3, unacked=4, kept=0, max_open=8, max_unacked=8, streaming=True)
     >>> may_open(few)

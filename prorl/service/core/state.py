@@ -403,7 +403,7 @@ class RunQueues:
             self.ready.appendleft(record)
 
     def rested(self, now: float) -> bool:
-        """Whether somebody waits for a lease; those that have rested do from here on."""
+        """Returns whether somebody waits for a lease; those that have rested do from here on."""
         while self.resting and self.resting[0][0] <= now:
             self.ready.appendleft(heapq.heappop(self.resting)[2])
         return bool(self.ready or self.pool)
@@ -598,7 +598,7 @@ class RunRecord:
         return sum(self.progress.states[state] for state in IN_HAND)
 
     def doom(self, demand: Demand) -> Event | None:
-        """How everything that waits in the pool ends; None while it may still start."""
+        """Returns how everything that waits in the pool ends; None while it may still start."""
         if self.life.cancelled:
             return Event(kind=EventKind.CANCEL, code=FailureCode.CANCELLED)
         if reached(demand):
@@ -611,7 +611,7 @@ class RunRecord:
         return max(1, AHEAD // self.accepted.group_size)
 
     def is_next(self, group: GroupRecord) -> bool:
-        """Whether a group waits at the head of the pool: it will be wanted soon."""
+        """Returns whether a group waits at the head of the pool: it will be wanted soon."""
         waits = group.is_open and not group.members.opened and bool(self.queues.pool)
         return waits and 0 <= group.group_id - self.queues.pool.first < self.ahead
 
@@ -707,7 +707,7 @@ class State:
         return self.balancer.acquire(record, run.config.backends, avoid=avoid, suits=suits)
 
     def able(self, run: RunRecord, min_version: int = 0) -> bool:
-        """Whether some backend may be given a rollout of the run."""
+        """Returns whether some backend may be given a rollout of the run."""
         return self.balancer.able(run.config.backends, self._suits(run, min_version))
 
     def _suits(self, run: RunRecord, min_version: int) -> Suits:
@@ -740,7 +740,9 @@ class State:
         }
 
     def endpoints_of(self, worker: WorkerRecord) -> dict[str, tuple[str, ...]]:
-        """What a worker must dial besides its own host: the store, the last stage of every host."""
+        """Returns what a worker must dial besides its own host: the store, the last stage of every
+        host.
+        """
         if not worker.is_store:
             return {}
         last = GRAPH.names[-1]

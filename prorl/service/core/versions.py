@@ -73,7 +73,7 @@ class Versions(CorePart):
 
 
 def version_row(run: RunRecord) -> ControlRow:
-    """What workers hear of the weights of a run."""
+    """Returns what workers hear of the weights of a run."""
     weights = RunWeights(run.tag, run.weights.start, run.weights.published, run.weights.announced)
     return ControlRow.of(
         VersionPublished(version=run.weights.version, weights=weights), run_id=run.run_id

@@ -54,9 +54,9 @@ def reason(
     lease_block_reason: str,
     disk: str,
 ) -> str:
-    """What it waits for. `workers` by role; `image`: one that its next rollout asks for and no node
-    has; `guests`: how many of its rollouts wait for which guest; `lease_block_reason`: why no
-    INIT worker gets leases.
+    """Returns what it waits for. `workers` by role; `image`: one that its next rollout asks for and
+    no node has; `guests`: how many of its rollouts wait for which guest; `lease_block_reason`: why
+    no INIT worker gets leases.
     """
     if disk:
         return disk

@@ -65,8 +65,8 @@ class Workers(CorePart):
         self._came_at: float | None = None
 
     def all_came(self, quiet_s: float) -> bool:
-        """Whether workers have come, and none for so long. After a restart all come together, as
-        fast as machine and network allow.
+        """Returns whether workers have come, and none for so long. After a restart all come
+        together, as fast as machine and network allow.
         """
         return self._came_at is not None and self._clock() - self._came_at >= quiet_s
 
@@ -187,7 +187,7 @@ class Workers(CorePart):
                 del self._lives[life]
 
     def current(self, worker: WorkerRecord) -> bool:
-        """Whether this session is its worker's present one: no other can change anything."""
+        """Returns whether this session is its worker's present one, which alone may act."""
         return self._state.workers.get(worker.name) is worker
 
     def _replace(self, earlier: WorkerRecord, worker: WorkerRecord) -> None:
@@ -318,7 +318,7 @@ class Workers(CorePart):
 
 
 def _blamed(record: RolloutRecord, earlier: WorkerRecord, worker: WorkerRecord) -> bool:
-    """Whether the death of a worker's last life is charged to what that life held.
+    """Returns whether the death of a worker's last life is charged to what that life held.
 
     Not where its host died too, which shows in that another supervisor started this life; and
     where it is known at which attempt it died, to that one alone. Where it is not known, what RUN

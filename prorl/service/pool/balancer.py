@@ -75,7 +75,7 @@ class Balancer:
             self._push(name)
 
     def load(self, name: str) -> float:
-        """What the backend would have to do with one rollout more."""
+        """Returns what the backend would have to do with one rollout more."""
         return (self.in_flight(name) + 1) * self._weight.get(name, 1.0)
 
     def add(self, name: str) -> None:

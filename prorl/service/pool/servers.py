@@ -131,7 +131,7 @@ class Servers:
 
 
 def vocabulary_of(config: RunConfig, renderer: Mapping[str, Json]) -> Vocabulary:
-    """What a server must share with a run; `renderer` is what was proved of its renderer."""
+    """Returns what a server must share with a run; `renderer` is what its proof says."""
     limits = config.limits
     max_tokens = limits.max_tokens if "max_tokens" in limits.model_fields_set else 0
     return Vocabulary(

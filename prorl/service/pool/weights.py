@@ -36,7 +36,8 @@ class Expected(StrictModel):
         return self
 
     def problem(self, sampled: Sequence[tuple[int, float]]) -> str:
-        """What is wrong with tokens that a server sampled after the prompt, as (id, logprob).
+        """Returns what is wrong with tokens that a server sampled after the prompt, as (id,
+        logprob).
 
         >>> expected = Expected(prompt_ids=(1,), ids=(5, 6), logprobs=(-0.7, -0.7))
         >>> expected.problem([(5, -0.71), (6, -0.69)]), expected.problem([(5, -2.0)])

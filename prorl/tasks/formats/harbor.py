@@ -186,8 +186,8 @@ def _check_services(path: Path) -> None:
 
 
 def _instruction(folder: Path) -> str:
-    """What the agent is asked. Leading comments that carry a canary are the author's mark for
-    crawlers, and Harbor leaves them out, too.
+    """Returns what the agent is asked. Leading comments that carry a canary are the author's mark
+    for crawlers, and Harbor leaves them out, too.
     """
     try:
         lines = (folder / "instruction.md").read_text().split("\n")
@@ -204,7 +204,7 @@ def _instruction(folder: Path) -> str:
 
 
 def _is_canary(line: str) -> bool:
-    """Whether a line of lower case is a comment that speaks of a canary."""
+    """Returns whether a line of lower case is a comment that speaks of a canary."""
     is_comment = line.startswith("#") or (line.startswith("<!--") and line.endswith("-->"))
     return is_comment and "canary" in line
 
@@ -310,7 +310,7 @@ def _variables(
 
 
 def _artifacts(config: TaskToml) -> list[dict[str, Json]]:
-    """What a separate verifier sees of the agent's environment, at the same paths."""
+    """Returns what a separate verifier sees of the agent's environment, at the same paths."""
     declared = [Artifact(source=ARTIFACTS)]
     for each in config.artifacts:
         artifact = Artifact(source=each) if isinstance(each, str) else each
@@ -336,7 +336,7 @@ def _check_links(task: Path, folder: Path) -> None:
 
 
 def _deviations(folder: Path, config: TaskToml) -> Iterator[str]:
-    """What the task says that has no effect here, or another one than in Harbor."""
+    """Yields what the task says that has no effect here, or another one than in Harbor."""
     for key in unknown_keys(config):
         yield f"the key `{key}` of {CONFIG} is unknown and has no effect"
     users = [("agent", config.agent.user), ("verifier", config.verifier.user)]

@@ -159,7 +159,7 @@ UNPACKING_ERRORS = (ValueError, EOFError, LookupError, zlib.error, pickle.Unpick
 
 
 def _unpacked(value: str) -> Json:
-    """What base64 of zlib of a pickled text holds. Raises one of `UNPACKING_ERRORS`."""
+    """Returns what base64 of zlib of a pickled text holds. Raises one of `UNPACKING_ERRORS`."""
     unpacker = zlib.decompressobj()
     content = unpacker.decompress(base64.b64decode(value), MAX_UNPACKED_BYTES)
     return _TextOnly(io.BytesIO(content)).load()

@@ -169,7 +169,8 @@ def in_image(row: Row, data: Mapping[str, Json], image: str) -> dict[str, Json]:
 
 
 def _commands(script: str) -> str:
-    """What an `eval_script` of swebench's runs but for its git: in the workspace, not in /testbed.
+    """Returns what an `eval_script` of swebench's runs but for its git: in the workspace, not in
+    /testbed.
 
     >>> _commands("#!/bin/bash\\nset -x\\ncd /testbed\\ngit apply - <<'E'\\n+x\\nE\\nmake test")
     'cd /workspace\\nmake test'
@@ -186,7 +187,7 @@ def _commands(script: str) -> str:
 
 
 def image_of(name: str) -> str:
-    """What a task says of an image that a row names as container engines do; a path stays.
+    """Returns what a task says of an image that a row names as container engines do; a path stays.
 
     >>> image_of("swebench/sweb.eval.x86_64.psf_1776_requests-1142:latest"), image_of("/img/a.sif")
     ('docker://swebench/sweb.eval.x86_64.psf_1776_requests-1142:latest', '/img/a.sif')
