@@ -17,7 +17,7 @@ import importlib
 import re
 import signal
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -115,7 +115,7 @@ def sources() -> dict[str, str]:
 @cache
 def collected() -> tuple[list[Found], set[tuple[str, str]]]:
     """The patterns, and what only a call can put together: (file, expression)."""
-    whole = "\n".join(sources().values())
+    everywhere = _methods_used("\n".join(sources().values()))
     patterns: dict[tuple[str, str, int], Found] = {}
     unknown: set[tuple[str, str]] = set()
 
@@ -130,12 +130,11 @@ def collected() -> tuple[list[Found], set[tuple[str, str]]]:
         values = vars(
             importlib.import_module(name if name.startswith("prorl") else f"prorl.{name}")
         )
-        for name, value in list(values.items()):
-            if re.search(rf"^{re.escape(name)}\b.*=", text, re.MULTILINE):
-                where = text if name.startswith("_") else whole
-                used = set(re.findall(rf"\b{re.escape(name)}\.(\w+)\b", where)) & {*METHODS}
-                for pattern in _patterns_in(value):
-                    add(file, name, pattern, used or {"finditer"})
+        assigned, here = set(re.findall(r"(?m)^(\w+)\b.*=", text)), _methods_used(text)
+        for name in assigned & values.keys():
+            used = (here if name.startswith("_") else everywhere)[name]
+            for pattern in _patterns_in(values[name]):
+                add(file, name, pattern, used or {"finditer"})
         for call, is_local in _calls(ast.parse(text)):
             assert isinstance(call.func, ast.Attribute)
             made_by = ast.unparse(call.args[0])
@@ -148,6 +147,14 @@ def collected() -> tuple[list[Found], set[tuple[str, str]]]:
             if call.func.attr != "compile" or is_local:
                 add(file, made_by, pattern, {call.func.attr} & {*METHODS} or {"finditer"})
     return list(patterns.values()), unknown
+
+
+def _methods_used(text: str) -> defaultdict[str, set[str]]:
+    """The methods of patterns that a text calls, by the name of what it calls them on."""
+    methods = defaultdict[str, set[str]](set)
+    for name, method in re.findall(rf"\b(\w+)(?=\.({'|'.join(METHODS)})\b)", text):
+        methods[name].add(method)
+    return methods
 
 
 def _patterns_in(value: object, depth: int = 3) -> Iterator[re.Pattern[Any]]:
