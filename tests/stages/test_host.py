@@ -5,6 +5,8 @@ failures.
 from __future__ import annotations
 
 import asyncio
+import mmap
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,6 +17,7 @@ from prorl.control import Payload, Started
 from prorl.errors import BackendError
 from prorl.flight import Inlet, Outlet, this_life
 from prorl.graph import GRAPH
+from prorl.linux import at_work
 from prorl.schema import EDGES
 from prorl.schema.columns import (
     RanColumns,
@@ -349,6 +352,28 @@ async def test_a_row_that_is_cancelled_before_its_first_step_frees_its_slot(net:
         operator.gate.set()
         assert [row.key for row in await take(parts.downstream, 1)] == [key(2)]
         assert parts.stage.held() == [key(2)]
+
+
+async def test_the_step_of_a_row_is_marked_with_its_rollout(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a death in it is charged to this rollout alone."""
+    page = at_work.page()
+    marks: list[str] = []
+
+    async def work(row: Row) -> Added:
+        marks.append(at_work.read(page))
+        return await finish(row)
+
+    with mmap.mmap(page, at_work.PAGE_BYTES) as shared:
+        monkeypatch.setattr(at_work, "_page", shared)
+        async with bench(net, Scripted(Stage.RUN, work)) as parts:
+            await put(parts.upstream, ready(1))
+            await put(parts.upstream, ready(2))
+            await take(parts.downstream, 2)
+        monkeypatch.undo()
+    os.close(page)
+    assert marks == ["run/1/1", "run/2/1"]
 
 
 async def test_a_row_that_no_worker_survives_is_not_touched(net: Net) -> None:
