@@ -55,6 +55,8 @@ WATCH_S = 2.0
 """How often backends are asked which weights they serve."""
 FENCED_S = 0.3
 """The same while one is fenced."""
+STATED_S = 2.0
+"""A server states its label in milliseconds; a frozen one must not hold up who asks for others."""
 CLAIM_S = 1.0
 """No server is started anew in less: what it stated this long ago it serves."""
 LOOK_S = 0.25
@@ -243,6 +245,8 @@ class WeightPublisher:
             return why
         label = (await self._stated([name])).get(name, "")
         weights = self._target_weights.get(name)
+        if not label and weights is not None:
+            return f"{name} took longer than {STATED_S:g} s to state its weights: say it again"
         if label.startswith(MARK) or (weights is not None and not weights.is_named(label)):
             return f"{name} gets no rollout: no version was announced of it since its pause"
         try:
@@ -489,7 +493,7 @@ class WeightPublisher:
             label = " ".join(sorted({*labels.values()}))
             await self._keep(VersionRow(run.run_id, 0, label, loaded_servers=sorted(labels)))
 
-    async def _stated(self, names: Sequence[str], limit_s: float = 2.0) -> dict[str, str]:
+    async def _stated(self, names: Sequence[str], limit_s: float = STATED_S) -> dict[str, str]:
         """Returns what servers call the weights that they serve now. Those that do not say it in
         time are left out.
         """

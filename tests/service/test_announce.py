@@ -133,6 +133,20 @@ async def test_what_is_resumed_without_an_announcement_stays_fenced(tmp_path: Pa
         assert w.core.state.balancer.fenced == {server.url}
 
 
+async def test_a_server_that_is_slow_to_state_its_weights_is_resumed_when_it_is_said_again(
+    tmp_path: Path,
+) -> None:
+    async with servers(1) as (server,), world(tmp_path, backends=(server.url,)) as w:
+        await w.run()
+        assert await hold(w, "pause", server) == {}
+        assert (await announce(w, 1, **{server.url: ""}))[0] == 201
+        server.freezes_at = "/weight_info"
+        assert "say it again" in (await hold(w, "resume", server))[server.url]
+        server.freezes_at, server.silent = "", False
+        assert await hold(w, "resume", server) == {}
+        assert not w.core.state.balancer.fenced
+
+
 async def test_a_server_that_lost_announced_weights_is_fenced_and_told_of_them_by_nobody(
     tmp_path: Path,
 ) -> None:
