@@ -174,6 +174,32 @@ async def test_a_cheat_of_a_shared_verifier_pays_nothing_in_a_fresh_sandbox(
     assert played.reward == 0, played.score.log
 
 
+PAYING = {
+    "a background writer",
+    "a program before the image's",
+    "a preloaded library",
+    "a module before pytest",
+    "modules that every Python imports",
+    "the image's Python",
+    "the image's C library",
+    "a conftest above the tests",
+}
+"""What docs/harbor.md says of the agent's own sandbox."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHEATS)
+async def test_cheats_that_pay_in_the_agents_own_sandbox_are_those_of_the_docs(
+    tmp_path: Path, image: Path, name: str
+) -> None:
+    task, env, boxes = _task(tmp_path, image, SHADOWED), HarborEnv(), isolated("pyns")
+    await verify(env, task, boxes=boxes)
+    call = ToolCall("bash", {"command": CHEATS[name]})
+    limits = RolloutLimits(artifact_mb=0)
+    played = await play(env, task, Replies(call, "done"), boxes=boxes, limits=limits)
+    assert played.reward == (name in PAYING), played.score.log
+
+
 async def test_only_artifacts_cross_to_a_separate_verifier(tmp_path: Path, image: Path) -> None:
     """Those that hooks collect included, and without what is excluded."""
     artifacts = '["/workspace/data/sum.txt", "/missing", {source = "/out", exclude = ["*.tmp"]}]'
