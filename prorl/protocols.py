@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from prorl.env_state import EnvState
     from prorl.limits import Deadline
     from prorl.network_policy import NetworkPolicy
     from prorl.schema.rows import Added, Row
@@ -385,6 +386,24 @@ class ScoresInPlace(Protocol):
 
 
 @runtime_checkable
+class Responds(Protocol):
+    """Optional: an Env with turns of its own. An answer of the policy ends a rollout of it only
+    where the env says nothing more.
+    """
+
+    def respond(
+        self,
+        task: Task,
+        messages: Sequence[Message],
+        state: EnvState,
+        sandbox: Sandbox | None,
+    ) -> str | Awaitable[str | None] | None:
+        """The next user message, by the conversation so far, whose last message is the policy's
+        answer; None ends the rollout. It may change `state`.
+        """
+
+
+@runtime_checkable
 class BringsAgent(Protocol):
     """Optional: an Env whose tasks are played by an agent that it names itself."""
 
@@ -405,7 +424,11 @@ class Reference(Protocol):
 
     @property
     def answer(self) -> str:
-        """Text of the final assistant message."""
+        """Text of the assistant's message behind the calls."""
+
+    @property
+    def replies(self) -> tuple[str, ...]:
+        """Answers to the env's own turns, one each; the last one again where it has more."""
 
 
 class RewardFn(Protocol):

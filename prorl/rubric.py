@@ -28,6 +28,7 @@ import math
 from collections.abc import Callable
 from typing import SupportsFloat
 
+from prorl.env_state import state_argument
 from prorl.errors import ConfigError, GraderError, boundary
 from prorl.limits import Deadline
 from prorl.protocols import RewardFn, Sandbox
@@ -72,15 +73,18 @@ class Rubric:
 
 
 class _Reward:
-    """A function of (task, artifact), or of these and (sandbox, deadline), as a `RewardFn`."""
+    """A function of (task, artifact), or of these and (sandbox, deadline), as a `RewardFn`; an
+    argument named `state` comes on top.
+    """
 
     def __init__(self, name: str, function: Callable[..., Json]) -> None:
         parameters = inspect.signature(function).parameters.values()
-        num_arguments = sum(parameter.default is parameter.empty for parameter in parameters)
+        names = [each.name for each in parameters if each.default is each.empty]
+        num_arguments = sum(name != "state" for name in names)
         if num_arguments not in (2, 4):
             raise ConfigError(
                 f"the reward function {name!r} takes {num_arguments} arguments",
-                "(task, artifact) or (task, artifact, sandbox, deadline)",
+                "(task, artifact) or (task, artifact, sandbox, deadline), and `state` besides",
             )
         self.name, self._function, self._is_short = name, function, num_arguments == 2
 
@@ -88,14 +92,14 @@ class _Reward:
         self, task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> float | Judgement:
         rest = () if self._is_short else (sandbox, deadline)
-        outcome: Json = self._function(task, artifact, *rest)
+        outcome: Json = self._function(task, artifact, *rest, **state_argument(self._function))
         value: float | Judgement = await outcome if inspect.isawaitable(outcome) else outcome
         return value
 
 
 def reward(name: str) -> Callable[[Callable[..., Json]], RewardFn]:
     """Make a function a named reward function: plain or `async`. It takes (task, artifact), or
-    (task, artifact, sandbox, deadline), and gives a number or a `Judgement`. Raises ConfigError for
-    another signature.
+    (task, artifact, sandbox, deadline), besides `state` where it reads what the env remembers of
+    the rollout, and gives a number or a `Judgement`. Raises ConfigError for another signature.
     """
     return lambda function: _Reward(name, function)

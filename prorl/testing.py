@@ -32,6 +32,7 @@ from prorl.agents import get_agent
 from prorl.agents.context import AttemptContext
 from prorl.agents.programs import program_of
 from prorl.backends import open_backend
+from prorl.env_state import EnvState, bound
 from prorl.errors import BackendError, RolloutError, UserError
 from prorl.limits import Deadline
 from prorl.network_policy import sandbox_spec
@@ -134,7 +135,9 @@ async def play(
             await stack.aclose()
         async with prepared_box(env, task, Stage.EVAL, boxes) as fresh:
             if trajectory.rescorable:
-                score = await env.score(task, trajectory.artifact, fresh, Deadline(limits.eval_s))
+                with bound(EnvState(text=trajectory.env_state)):
+                    deadline = Deadline(limits.eval_s)
+                    score = await env.score(task, trajectory.artifact, fresh, deadline)
             else:
                 assert isinstance(env, ScoresInPlace)
                 assert sandbox is not None

@@ -374,6 +374,8 @@ class Trajectory:
     llm_s: float
     tool_s: float
     door: DoorCounts = DoorCounts()
+    env_state: str = ""
+    """What the env remembers of the rollout (`prorl/env_state.py`), as JSON; EVAL sees it."""
 
 
 class Judgement(NamedTuple):

@@ -24,6 +24,7 @@ from contextlib import AsyncExitStack
 from hashlib import blake2b
 from typing import NamedTuple
 
+from prorl.env_state import EnvState, bound
 from prorl.envs.users import GetEnv, users_code
 from prorl.errors import (
     GraderError,
@@ -192,6 +193,7 @@ class _Job(NamedTuple):
     task: Task
     owner: str
     artifact: bytes
+    state: EnvState
     eval_s: float
     in_place: SandboxRef | None
     """RUN's sandbox, where what is scored lies in it and crosses as no artifact."""
@@ -263,7 +265,9 @@ class EvalOperator(StageOperator):
             # in its own time: what is tried once for all siblings is no rollout's to pay
             await self._verified.check(env, task, owner, 2 * eval_s)
             in_place = None if row.value("rescorable") else read_sandbox(row)
-            job = _Job(env, task, owner, row.value("artifact"), eval_s, in_place, refusals)
+            state = EnvState(text=row.value("env_state"))
+            artifact = row.value("artifact")
+            job = _Job(env, task, owner, artifact, state, eval_s, in_place, refusals)
             try:
                 return await self._ask_grader(job)
             except GraderError as error:
@@ -331,7 +335,8 @@ class EvalOperator(StageOperator):
                     await self._set_network(job.in_place, agents_spec, spec)
                     specs = agents_spec, spec
                     stack.push_async_callback(self._keep_refusals, job, job.in_place, *specs)
-            with boundary(GraderError, FailureCode.GRADER_ERROR, f"{job.env.name}.score"):
+            what = f"{job.env.name}.score"
+            with boundary(GraderError, FailureCode.GRADER_ERROR, what), bound(job.state):
                 if agents is None:
                     score = await job.env.score(job.task, job.artifact, sandbox, deadline)
                 else:

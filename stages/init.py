@@ -14,7 +14,7 @@ from prorl.agents.programs import program_of
 from prorl.errors import SandboxError, boundary
 from prorl.limits import Deadline
 from prorl.network_policy import NO_NETWORK, sandbox_spec, target_of
-from prorl.protocols import Env
+from prorl.protocols import Env, Responds
 from prorl.renderer.apart import check_length
 from prorl.schema.columns import read_key, read_limit, read_task, ready_columns
 from prorl.schema.rows import Added, Row
@@ -44,7 +44,11 @@ class InitOperator(StageOperator):
         else:
             await env.prepare(task, None)
         return ready_columns(
-            sandbox=ref, prompt=messages, tools=tools, init_s=self._clock() - began
+            sandbox=ref,
+            prompt=messages,
+            tools=tools,
+            responds=isinstance(env, Responds),
+            init_s=self._clock() - began,
         )
 
     async def _sandbox(self, env: Env, task: Task, spec: SandboxSpec, row: Row) -> SandboxRef:

@@ -27,7 +27,7 @@ from prorl.types import UNSCORED, FailureCode, Json, RolloutLimits, Task
 
 _ASKED = (
     "select rollout_id, attempt, group_id, artifact, artifact_digest, failure_class, failure_code,"
-    " failure_message, true as rescorable from rollouts"
+    " failure_message, true as rescorable, coalesce(env_state, '') as env_state from rollouts"
     " where (status = 'completed' or num_turns > 0) and coalesce(rescorable, true)"
     " order by rollout_id"
 )
@@ -42,6 +42,7 @@ _COLUMNS = (
     "task",
     "limits",
     "artifact",
+    "env_state",
     "rescorable",
     "failure_class",
     "failure_code",

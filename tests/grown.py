@@ -52,9 +52,13 @@ def ready_row(
     prompt: Sequence[Message],
     tools: Sequence[ToolSpec],
     init_s: float,
+    responds: bool = False,
 ) -> pa.RecordBatch:
     """LEASED -> READY."""
-    return grown(row, ready_columns(sandbox=sandbox, prompt=prompt, tools=tools, init_s=init_s))
+    added = ready_columns(
+        sandbox=sandbox, prompt=prompt, tools=tools, init_s=init_s, responds=responds
+    )
+    return grown(row, added)
 
 
 def ran_row(row: pa.RecordBatch, trajectory: Trajectory, *, run_s: float) -> pa.RecordBatch:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from prorl.cli import summary
-from prorl.cli.app import COMMANDS, build
+from prorl.cli.app import COMMANDS, build, dispatch
 from prorl.cli.demo.report import BY_VERSION_SQL as DEMO_SQL
 from prorl.errors import GraderError
 from prorl.limits import Deadline
@@ -140,6 +140,25 @@ def test_the_judge_of_the_docs_scores_and_fails_as_the_page_says(
     assert error.value.code is FailureCode.GRADER_ERROR
     server.shutdown()
     server.server_close()
+
+
+def test_the_envs_with_turns_of_the_docs_pass_check(
+    tmp_path: Path, sandbox_kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "docs" / "extending.md").read_text()
+    codes = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    spelling, mean = (code for code in codes if "def respond" in code)
+    (row,) = re.findall(r'^    (\{"task_id": "mean/1".*)$', text, re.M)
+    task = json.loads(row)
+    task["data"]["wheels"] = "host"  # a test asks no index
+    (tmp_path / "mean.py").write_text(mean)
+    (tmp_path / "spelling.py").write_text(spelling)
+    data = {"word": "yes"}
+    other = {"task_id": "s", "env": "spelling.py:Spelling", "prompt": "Spell it.", "data": data}
+    (tmp_path / "tasks.jsonl").write_text(f"{json.dumps(task)}\n{json.dumps(other)}\n")
+    code = dispatch(["check", str(tmp_path / "tasks.jsonl"), "--sandbox", sandbox_kind])
+    assert "oracle 1" in capsys.readouterr().out
+    assert code == 0
 
 
 def test_the_filter_of_the_docs_is_one() -> None:

@@ -53,6 +53,13 @@ def is_ours(name: str) -> bool:
     return name in BUILT_IN or program_of(name) is not None
 
 
+def shows_turns(name: str) -> bool:
+    """Whether an agent can show the policy the turns of an env that has its own: the native loop,
+    and users' agents.
+    """
+    return name == "native" or not is_ours(name)
+
+
 def check_agent(name: str) -> None:
     """Raise ConfigError for a name that stands for no agent. Nothing is imported for it."""
     if not (is_ours(name) or plugins.is_place(name)):

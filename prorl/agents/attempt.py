@@ -106,6 +106,14 @@ class CallRequest:
     call: ToolCall
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RespondRequest:
+    """One turn of the env, as the helper asks for it."""
+
+    turn: int
+    number: int
+
+
 Ask = Callable[..., Awaitable[Any]]
 """Asks RUN to do something; raises CancelledError where the rollout has ended."""
 
@@ -183,19 +191,35 @@ class Attempt:
 
     async def call(self, call: ToolCall) -> Message:
         """Run a call of one of the task's tools; the message that tells the policy its result."""
-        number = self._num_calls
-        self._num_calls += 1
-        turn = max(self._num_turns - 1, 0)
+        turn, number = self._next_call()
         text: str = await self.ask("call", CallRequest(turn=turn, number=number, call=call))
         return Message(role="tool", content=text, name=call.name, call_id=call.id, turn=turn)
 
+    async def respond(self) -> Message | None:
+        """What the env says to the policy's last answer in the main conversation, where it has
+        turns of its own; None ends the rollout.
+        """
+        turn, number = self._next_call()
+        text: str | None = await self.ask("respond", RespondRequest(turn=turn, number=number))
+        return None if text is None else Message(role="user", content=text, turn=turn + 1)
+
+    def _next_call(self) -> tuple[int, int]:
+        """Returns the turn, and the number in it, of the next call of a tool or of the env."""
+        self._num_calls += 1
+        return max(self._num_turns - 1, 0), self._num_calls - 1
+
     async def solve(self, messages: Sequence[Message] | None = None) -> PolicyReply:
         """The native loop in the main conversation: sample, run the calls, again, until the policy
-        answers. Without `messages` it begins with the task's.
+        answers and the env has no more to say. Without `messages` it begins with the task's.
         """
         reply = await self.sample(self.messages if messages is None else messages)
-        while reply.tool_calls:
-            reply = await self.sample([await self.call(call) for call in reply.tool_calls])
+        while not reply.is_cut:
+            if reply.tool_calls:
+                reply = await self.sample([await self.call(call) for call in reply.tool_calls])
+            elif (response := await self.respond()) is not None:
+                reply = await self.sample([response])
+            else:
+                break
         return reply
 
     def conversation(

@@ -1,22 +1,30 @@
-"""Tool calls of an attempt: run once each, whatever becomes of the worker.
+"""Tool calls of an attempt and the env's own turns: run once each, whatever becomes of the worker.
 
 A call has an id, and the sandbox remembers it; so a worker that takes the attempt over may ask it
 again. What acts outside the sandbox may not be asked again, unless the env says that it may
 (`Repeats`): when the worker died after such a call may have begun, the policy is told so, or the
 attempt fails, as the run wants it (`on_lost_tool_call`).
+
+An env's turn (`prorl.protocols.Responds`) is recorded with the state that it left, and is asked for
+again, from the state before it, where the worker died before that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 from prorl.agents.context import AttemptContext
-from prorl.errors import RolloutError, SandboxError
+from prorl.agents.record import AttemptRecord
+from prorl.agents.sampler import within
+from prorl.env_state import bound, checked_response
+from prorl.errors import RolloutError, SandboxError, boundary
 from prorl.journal import UNKNOWN, CallId, Marks, ToolAnswer
-from prorl.types import FailureCode, ToolCall, ToolResult
+from prorl.protocols import Responds
+from prorl.types import FailureCode, Message, ToolCall, ToolResult
 
 TOOL_GRACE_S = 15.0
 """After a tool call's own limit; its sandbox has answered by then or is lost."""
@@ -36,41 +44,102 @@ class ToolCalls:
         self._clock = context.deadline.clock
         self.recorded_s = 0.0
         """Seconds of calls that an earlier life has made."""
+        self.state = context.state
+        self.state.clear()
+        self.state.seed, self.state.kept = context.seed, ""
 
     async def run(self, turn: int, number: int, call: ToolCall) -> str:
         """What the policy is told of a call: recorded, or run now."""
         context = self._context
-        if (answer := self._journal.answer(turn, number)) is not None:
-            self.recorded_s += answer.tool_s
-            return answer.text
-        if context.cancelled():
-            raise RolloutError(FailureCode.CANCELLED, "")
-        context.deadline.check(FailureCode.DEADLINE, "tool calls")
+        if (answer := self._recorded(turn, number)) is not None:
+            return answer.text or ""
+        self._check_open("tool calls")
         began = self._clock()
         limit_s = min(context.limits.tool_s, context.deadline.remaining_s)
         text = tool_text(await self._once(turn, number, call, limit_s), limit_s)
-        tool_s = self._clock() - began
-        return self._journal.tell(
-            ToolAnswer(turn=turn, index=number, text=text, tool_s=tool_s, spent_s=spent_s(context))
+        self._write(turn, number, text, self._clock() - began)
+        return text
+
+    async def respond(
+        self, turn: int, number: int, messages: Sequence[Message], record: AttemptRecord
+    ) -> str | None:
+        """What the env says to an answer of the policy: recorded, or now. None: it has no turns of
+        its own, or ends the rollout.
+        """
+        context, env = self._context, self._context.env
+        if not isinstance(env, Responds):
+            return None
+        if (answer := self._recorded(turn, number)) is not None:
+            record.tools(answer.tool_s, 0)
+            return answer.text
+        self._check_open("the env's turns")
+        began = self._clock()
+        try:
+            with boundary(RolloutError, FailureCode.STAGE_ERROR, f"{env.name}.respond"):
+                response = env.respond(context.task, messages, self.state, context.sandbox)
+                if inspect.isawaitable(response):
+                    with self._marked(turn, number):
+                        response = await within(context.deadline, response, "the env's turn")
+        finally:
+            record.tools(self._clock() - began, 0)
+        text = checked_response(response, env.name)
+        self._write(turn, number, text, self._clock() - began)
+        return text
+
+    def _recorded(self, turn: int, number: int) -> ToolAnswer | None:
+        """What an earlier life has recorded of a call; the env remembers what it did then."""
+        answer = self._journal.answer(turn, number)
+        if answer is not None:
+            self.recorded_s += answer.tool_s
+            if answer.state is not None:
+                self.state.load(answer.state)
+                self.state.kept = answer.state
+        return answer
+
+    def _check_open(self, what: str) -> None:
+        if self._context.cancelled():
+            raise RolloutError(FailureCode.CANCELLED, "")
+        self._context.deadline.check(FailureCode.DEADLINE, what)
+
+    def _write(self, turn: int, number: int, text: str | None, tool_s: float) -> None:
+        """Write down what was said, and the state that the env is in, where it has changed."""
+        before, after = self.state.kept, self.state.text
+        self.state.kept = after
+        self._journal.tell(
+            ToolAnswer(
+                turn=turn,
+                index=number,
+                text=text,
+                tool_s=tool_s,
+                spent_s=self._context.spent_s,
+                state=None if after == before else after,
+            )
         )
 
-    async def _once(self, turn: int, number: int, call: ToolCall, limit_s: float) -> ToolResult:
+    @contextmanager
+    def _marked(self, turn: int, number: int) -> Iterator[None]:
+        """What the sandbox is asked for meanwhile belongs to this call."""
         sandbox = self._context.sandbox
+        if not isinstance(sandbox, Marks):
+            yield
+            return
+        sandbox.mark(CallId(self._journal.epoch, turn, number))
+        try:
+            yield
+        finally:
+            sandbox.mark(None)
+
+    async def _once(self, turn: int, number: int, call: ToolCall, limit_s: float) -> ToolResult:
         doubtful = self._journal.begin()
-        marked = sandbox if isinstance(sandbox, Marks) else None
         if doubtful and not await self._repeats(call):
             return self._unknown(f"{call.name} may have run when its worker died")
         try:
-            if marked is not None:
-                marked.mark(CallId(self._journal.epoch, turn, number))
-            return await self._call(call, limit_s)
+            with self._marked(turn, number):
+                return await self._call(call, limit_s)
         except SandboxError as error:
             if error.code is not FailureCode.CALL_UNKNOWN:
                 raise
             return self._unknown(error.message)
-        finally:
-            if marked is not None:
-                marked.mark(None)
 
     async def _repeats(self, call: ToolCall) -> bool:
         env = self._context.env
@@ -88,17 +157,13 @@ class ToolCalls:
         context = self._context
         try:
             async with asyncio.timeout(limit_s + TOOL_GRACE_S) as guard:
-                return await context.env.call(context.task, context.sandbox, call, limit_s)
+                with bound(self.state):
+                    return await context.env.call(context.task, context.sandbox, call, limit_s)
         except TimeoutError as cause:
             if not guard.expired():
                 raise
             message = f"no answer to {call.name} {TOOL_GRACE_S:g} s after its limit"
             raise SandboxError(FailureCode.SANDBOX_LOST, message) from cause
-
-
-def spent_s(context: AttemptContext) -> float:
-    """Seconds of the attempt's budget that are spent, in all of its lives."""
-    return context.limits.run_s - context.deadline.remaining_s
 
 
 def tool_text(result: ToolResult, limit_s: float) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Protocol
 
 from prorl.agents.desk import Desk
+from prorl.env_state import EnvState
 from prorl.journal import AttemptJournal
 from prorl.limits import Deadline
 from prorl.protocols import Backend, Env, Sandbox
@@ -15,6 +17,7 @@ from prorl.states import TASK_LINEAGES, Lineage
 from prorl.types import (
     FIRST_VERSION,
     AttemptKey,
+    Json,
     Message,
     PolicyVersion,
     RolloutLimits,
@@ -65,6 +68,19 @@ class AttemptContext:
     """What another process makes the same renderer of; empty where none can."""
     routed_experts: bool = False
     """Whether the backend is asked which experts the tokens go through."""
+    state: EnvState = field(default_factory=EnvState)
+    """What the env remembers of this rollout."""
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds of the attempt's budget that are spent, in all of its lives."""
+        return self.limits.run_s - self.deadline.remaining_s
+
+    @property
+    def seed(self) -> int:
+        """Returns the seed of what users' code draws in this attempt."""
+        number = self.key.attempt
+        return derive_seed(self.run_seed, self.task.task_id, self.sample_index, number, -1)
 
 
 class Agent(Protocol):
@@ -72,3 +88,25 @@ class Agent(Protocol):
 
     async def run(self, context: AttemptContext) -> Trajectory:
         """Never raises for what a rollout can suffer: failures are part of the trajectory."""
+
+
+def derive_seed(
+    run_seed: int, task_id: str, sample_index: int, attempt: int, turn: int, part: int = 0
+) -> int:
+    """63-bit seed of one model call.
+
+    `part` counts the pieces of a turn that weight updates interrupted.
+
+    >>> derive_seed(0, "gsm8k/0", 0, 1, 0) == derive_seed(0, "gsm8k/0", 0, 1, 0)
+    True
+    >>> derive_seed(0, "gsm8k/0", 0, 1, 0) == derive_seed(0, "gsm8k/0", 1, 1, 0)
+    False
+    """
+    identity: tuple[Json, ...] = (run_seed, task_id, sample_index, attempt, turn, part)
+    # repr keeps (1, "23") and (12, "3") apart.
+    return (
+        int.from_bytes(
+            blake2b(repr(identity).encode("utf-8", "replace"), digest_size=8).digest(), "big"
+        )
+        >> 1
+    )

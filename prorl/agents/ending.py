@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Coroutine
 from typing import NamedTuple
 
-from prorl.agents.calls import spent_s
 from prorl.agents.context import AttemptContext
 from prorl.agents.record import AttemptRecord
 from prorl.errors import (
@@ -92,6 +91,7 @@ async def concluded(
         llm_s=record.llm_s,
         tool_s=record.tool_s,
         door=record.door,
+        env_state=context.state.kept,
     )
 
 
@@ -127,10 +127,11 @@ async def _finish(
     if end.failure.failure_class.trains and end.artifact is None:
         end, artifact = await _artifact(context, record, end)
     code, message = end.failure.code, end.failure.message
-    spent = spent_s(context)
-    journal.end(
-        AttemptEnd(stop=end.stop, code=code, message=message, artifact=artifact, spent_s=spent)
+    spent_s = context.spent_s
+    ended = AttemptEnd(
+        stop=end.stop, code=code, message=message, artifact=artifact, spent_s=spent_s
     )
+    journal.end(ended)
     return end, artifact
 
 

@@ -4,7 +4,11 @@ It ends when the policy answers or a budget is used up:
 
     prompt -> [completion -> calls -> tool output]* -> completion without calls -> artifact
 
-Invariants: the ids of each prompt are all earlier ids plus the bridge, never rendered again;
+An env with turns of its own (`prorl.protocols.Responds`) may say something to that completion;
+then the loop goes on behind it, as behind tool output.
+
+Invariants: the ids of each prompt are all earlier ids plus the bridge, never rendered again, but
+where the template would rewrite its past for a user's message: that begins a sequence of its own;
 nothing is retried here. How it ends: `ending.py`. Tokens of a model call that was cut short count
 as far as its backend told of them (`sampler.py`).
 """
@@ -17,14 +21,18 @@ from dataclasses import replace
 from prorl.agents.calls import ToolCalls
 from prorl.agents.context import AttemptContext
 from prorl.agents.ending import End, concluded, end_with
+from prorl.agents.record import SequenceRecord
 from prorl.agents.sampler import Sampler
+from prorl.errors import BudgetError
 from prorl.renderer.apart import Rendering, check_fits, check_room, text_bytes
+from prorl.schema import MAX_SEGMENTS
 from prorl.tokenizer import max_token_bytes
 from prorl.types import (
     Completion,
     Failure,
     FailureCode,
     FinishReason,
+    Lineage,
     Message,
     StopReason,
     ToolCall,
@@ -48,6 +56,8 @@ class _Attempt:
         self.record = self._sampler.record
         self._clock, self._journal = context.deadline.clock, context.journal
         self._calls = ToolCalls(context)
+        self._segments: list[SequenceRecord] = []
+        """Sequences behind the first; bounded by MAX_SEGMENTS."""
         self._rendering = Rendering(context.renderer, context.renderer_spec, context.deadline)
 
     async def drive(self) -> End:
@@ -59,9 +69,14 @@ class _Attempt:
             prompt = await self._rendering.prompt(context.messages, context.tools)
         check_room(len(prompt), context.limits.max_tokens)
         record.sequence.context(prompt, turn=0)
-        while (end := await self._turn(len(record.turns))) is None:
-            pass
-        return end
+        try:
+            while (end := await self._turn(len(record.turns))) is None:
+                pass
+            return end
+        finally:
+            for sequence in self._segments:
+                if sequence.lineage not in context.train:
+                    sequence.untrain()
 
     async def _turn(self, turn: int) -> End | None:
         context, record = self._context, self.record
@@ -75,14 +90,21 @@ class _Attempt:
         if not message.tool_calls:
             if completion.finish_reason is FinishReason.LENGTH:
                 return end_with(FailureCode.MAX_TOKENS, "cut off in the answer")
-            return End(StopReason.DONE)
-        outputs = await self._call_tools(turn, message.tool_calls)
+            text = await self._calls.respond(turn, 0, tuple(record.messages), record)
+            if text is None:
+                return End(StopReason.DONE)
+            outputs = [Message(role="user", content=text, turn=turn + 1)]
+            record.messages += outputs
+        else:
+            outputs = await self._call_tools(turn, message.tool_calls)
         if turn + 1 >= context.limits.max_turns:
-            return end_with(FailureCode.MAX_TURNS, f"{turn + 1} turns without an answer")
+            return end_with(FailureCode.MAX_TURNS, f"{turn + 1} turns without an end")
         return await self._extend(completion, outputs)
 
     async def _extend(self, completion: Completion, outputs: Sequence[Message]) -> End | None:
         context, record = self._context, self.record
+        if outputs[0].role == "user" and await self._rendering.starts_segment(outputs):
+            return await self._begin_segment()
         room = context.limits.max_tokens - len(record.sequence)
         num_bytes = text_bytes(outputs)
         size = f"{num_bytes:,} bytes"
@@ -95,8 +117,26 @@ class _Attempt:
                 return None
             size = f"{len(bridge)} tokens"
         names = ", ".join(sorted({message.name for message in outputs} - {""})) or "tools"
-        text = f"the output of {names}, {size}, does not fit: {room} tokens are left"
+        what = "the env's turn" if outputs[0].role == "user" else f"the output of {names}"
+        text = f"{what}, {size}, does not fit: {room} tokens are left"
         return End(StopReason.CONTEXT, Failure(code=FailureCode.MAX_TOKENS, message=text))
+
+    async def _begin_segment(self) -> End | None:
+        """The conversation so far as a sequence of its own, rendered whole."""
+        record, limits = self.record, self._context.limits
+        turn, parent = len(record.turns), record.sequence.segment
+        if parent + 1 >= MAX_SEGMENTS:
+            raise BudgetError(FailureCode.MAX_TURNS, f"{MAX_SEGMENTS} sequences")
+        prompt = self._journal.context(turn, parent + 1)
+        if prompt is None:
+            prompt = await self._rendering.prompt(record.messages, self._context.tools)
+        if len(prompt) >= limits.max_tokens:
+            text = f"the conversation, {len(prompt)} tokens, does not fit: {limits.max_tokens=}"
+            return End(StopReason.CONTEXT, Failure(code=FailureCode.MAX_TOKENS, message=text))
+        sequence = record.begin(Lineage.COMPACTED, parent)
+        sequence.context(prompt, turn=turn)
+        self._segments.append(sequence)
+        return None
 
     async def _call_tools(self, turn: int, calls: Sequence[ToolCall]) -> list[Message]:
         """Run the calls in order; what the policy is told of each."""

@@ -15,14 +15,13 @@ comes from identity, never from time. Nothing is retried here. Sequences may gro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, TypeVar
 
-from prorl.agents.calls import spent_s
-from prorl.agents.context import AttemptContext
+from prorl.agents.context import AttemptContext, derive_seed
 from prorl.agents.record import AttemptRecord, SequenceRecord, join
 from prorl.completion import check_age, check_completion
 from prorl.errors import BackendError, BudgetError, RolloutError, boundary
@@ -33,7 +32,6 @@ from prorl.types import (
     FailureCode,
     FinishReason,
     GenerateRequest,
-    Json,
     PolicyVersion,
     Trouble,
 )
@@ -131,7 +129,7 @@ class Sampler:
                 completion=completion,
                 temperature=temperature,
                 llm_s=llm_s,
-                spent_s=spent_s(self._context),
+                spent_s=self._context.spent_s,
             )
         )
 
@@ -246,7 +244,7 @@ class Ear:
         self.at, self.part = self._clock(), part
 
 
-async def within(deadline: Deadline, call: Coroutine[Json, Json, ResultT], what: str) -> ResultT:
+async def within(deadline: Deadline, call: Awaitable[ResultT], what: str) -> ResultT:
     """The result of `call`, unless the deadline ends first: then `call` is cancelled.
 
     Not `asyncio.timeout`, which fixes the end when it starts: others may pause this one. Raises
@@ -296,25 +294,3 @@ def _checked_routing(completion: Completion, sequence: SequenceRecord) -> Comple
 def prompt_digest(ids_L: Int32) -> bytes:
     """Names a prompt: BLAKE2b-128 of its ids."""
     return blake2b(ids_L.astype("<i4", copy=False).tobytes(), digest_size=16).digest()
-
-
-def derive_seed(
-    run_seed: int, task_id: str, sample_index: int, attempt: int, turn: int, part: int = 0
-) -> int:
-    """63-bit seed of one model call.
-
-    `part` counts the pieces of a turn that weight updates interrupted.
-
-    >>> derive_seed(0, "gsm8k/0", 0, 1, 0) == derive_seed(0, "gsm8k/0", 0, 1, 0)
-    True
-    >>> derive_seed(0, "gsm8k/0", 0, 1, 0) == derive_seed(0, "gsm8k/0", 1, 1, 0)
-    False
-    """
-    identity: tuple[Json, ...] = (run_seed, task_id, sample_index, attempt, turn, part)
-    # repr keeps (1, "23") and (12, "3") apart.
-    return (
-        int.from_bytes(
-            blake2b(repr(identity).encode("utf-8", "replace"), digest_size=8).digest(), "big"
-        )
-        >> 1
-    )

@@ -29,12 +29,18 @@ import msgspec
 import numpy as np
 
 from prorl import plugins
-from prorl.agents.attempt import AttemptFacts, CallRequest, PolicyReply, SampleRequest
+from prorl.agents.attempt import (
+    AttemptFacts,
+    CallRequest,
+    PolicyReply,
+    RespondRequest,
+    SampleRequest,
+)
 from prorl.agents.calls import ToolCalls
 from prorl.agents.context import AttemptContext
 from prorl.agents.ending import End, concluded, end_of, end_with
 from prorl.agents.record import SequenceRecord
-from prorl.agents.sampler import Sampler, derive_seed
+from prorl.agents.sampler import Sampler
 from prorl.errors import (
     BudgetError,
     ConfigError,
@@ -138,7 +144,6 @@ class _Drive:
         self._name, self._context = name, context
         self._sampler = Sampler(context)
         self._rendering = Rendering(context.renderer, context.renderer_spec, context.deadline)
-        self._calls = ToolCalls(context)
         self._sandbox = asyncio.Lock()  # one tool call at a time is the sandbox's current one
         self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         """How the attempt ended, where its agent had no say in it."""
@@ -148,6 +153,7 @@ class _Drive:
 
     def _begin(self) -> None:
         self._sampler.restart()
+        self._calls = ToolCalls(self._context)
         self.record = self._sampler.record
         self._talks: dict[int, _Talk] = {}
         self._replies: dict[int, _Spoken] = {}
@@ -193,13 +199,7 @@ class _Drive:
             sampling=context.sampling,
             sample_index=context.sample_index,
             number=context.key.attempt,
-            seed=derive_seed(
-                context.run_seed,
-                context.task.task_id,
-                context.sample_index,
-                context.key.attempt,
-                -1,
-            ),
+            seed=context.seed,
             sandbox=None if context.sandbox is None else context.sandbox.ref,
         )
         what = f"agent {name!r}"
@@ -257,9 +257,13 @@ class _Drive:
 
     async def _replied(self, op: str, arguments: Sequence[Any]) -> PolicyReply | str | End | None:
         with boundary(RolloutError, FailureCode.BAD_TASK, f"agent {self._name!r} asks for {op}"):
-            request: SampleRequest | CallRequest | None = None
+            request: SampleRequest | CallRequest | RespondRequest | None = None
             if op != "begin":
-                kinds: Mapping[str, Any] = {"sample": SampleRequest, "call": CallRequest}
+                kinds: Mapping[str, Any] = {
+                    "sample": SampleRequest,
+                    "call": CallRequest,
+                    "respond": RespondRequest,
+                }
                 request = msgspec.convert(arguments[0], kinds[op])
         with boundary(RolloutError, FailureCode.STAGE_ERROR, "agent loop"):
             match request:
@@ -267,6 +271,8 @@ class _Drive:
                     return await self._sample(request)
                 case CallRequest():
                     return await self._call(request)
+                case RespondRequest():
+                    return await self._respond(request)
         return None
 
     async def _restart(self) -> None:
@@ -308,6 +314,16 @@ class _Drive:
                 raise
             finally:
                 self.record.tools(clock() - began + calls.recorded_s - recorded_s, 1)
+
+    async def _respond(self, request: RespondRequest) -> str | None:
+        talk = self._talks.get(0)
+        last = talk.last if talk is not None else None
+        if last is None:
+            text = f"agent {self._name!r} asks for the env's turn before the policy's first answer"
+            raise RolloutError(FailureCode.BAD_TASK, text)
+        async with self._sandbox:
+            number = request.number
+            return await self._calls.respond(request.turn, number, last.messages, self.record)
 
     async def _sample(self, request: SampleRequest) -> PolicyReply | End:
         talk = self._talks.setdefault(request.conversation, _Talk(None))

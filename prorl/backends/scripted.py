@@ -194,7 +194,9 @@ class Spoken(NamedTuple):
 
 
 class Oracle:
-    """Makes the reference's calls one a turn, then answers; useless where it is not right."""
+    """Makes the reference's calls one a turn, then answers, and replies to the env's own turns;
+    useless where it is not right.
+    """
 
     def __init__(
         self,
@@ -219,7 +221,9 @@ class Oracle:
             return await self._say(
                 Message(role="assistant", content="", tool_calls=(reference.calls[request.turn],))
             )
-        return await self._say(Message(role="assistant", content=reference.answer))
+        answers = (reference.answer, *getattr(reference, "replies", ()))
+        place = min(request.turn - len(reference.calls), len(answers) - 1)
+        return await self._say(Message(role="assistant", content=answers[place]))
 
     async def _reference(self, task: Task) -> Any:
         """Returns how calls solve the task. Raises TaskError where its env has no such solution."""

@@ -11,7 +11,8 @@
 
 What a domain gives: its tools, `offers` for those that run inside the sandbox and methods marked
 with `tool` for those that run on the host, and its score, a `rubric`. All else may stay as it is;
-each method of `prorl.protocols.Env` may be replaced. docs/extending.md has a whole one.
+each method of `prorl.protocols.Env` may be replaced. A method `respond` gives the env turns of its
+own (`prorl.protocols.Responds`). docs/extending.md has a whole one.
 
 | `task.data` | read by every env that derives from this one |
 |---|---|
@@ -33,6 +34,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from prorl.env_settings import KEY
+from prorl.env_state import state_argument
 from prorl.envs.settings import EnvSettings, PromptSettings, record_of
 from prorl.envs.tools import (
     BAD_CALL,
@@ -202,7 +204,8 @@ class BaseEnv:
         if problem := call_problem((spec,), call):
             return ToolResult(output=problem, exit_code=BAD_CALL)
         with boundary(RolloutError, FailureCode.STAGE_ERROR, f"tool {call.name}"):
-            answer = getattr(self, call.name)(task, **call.arguments)
+            method = getattr(self, call.name)
+            answer = method(task, **state_argument(method) | dict(call.arguments))
             return ToolResult(output=str(await answer if inspect.isawaitable(answer) else answer))
 
     def repeats(self, call: ToolCall) -> bool:
@@ -318,9 +321,10 @@ def tool(
     """Mark a method of an env as a tool of the policy's, which runs on the host.
 
     `properties` are its arguments as JSON schemas, all required. The method takes the task and the
-    arguments, which have been checked; what it gives is shown as text. What it raises is our fault,
-    not the policy's: say what went wrong in the answer. Raises ConfigError for a method that takes
-    other arguments than the policy is told of.
+    arguments, which have been checked, and `state` where it reads or changes what the env remembers
+    of the rollout (`prorl/env_state.py`); what it gives is shown as text. What it raises is our
+    fault, not the policy's: say what went wrong in the answer. Raises ConfigError for a method that
+    takes other arguments than the policy is told of.
     """
 
     def mark(method: Callable[..., Json]) -> Callable[..., Json]:
@@ -336,6 +340,7 @@ def _check_arguments(method: Callable[..., Json], names: set[str]) -> None:
     parameters = list(inspect.signature(method).parameters.values())[2:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
+    parameters = [each for each in parameters if each.name != "state" or "state" in names]
     required = {parameter.name for parameter in parameters if parameter.default is parameter.empty}
     if not required <= names <= {parameter.name for parameter in parameters}:
         signature = ", ".join(parameter.name for parameter in parameters) or "nothing"

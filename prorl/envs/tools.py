@@ -61,6 +61,8 @@ class Solution(NamedTuple):
 
     calls: tuple[ToolCall, ...]
     answer: str
+    replies: tuple[str, ...] = ()
+    """To what the env says to `answer`, and to each of these, where it has turns of its own."""
 
 
 async def run_call(

@@ -18,6 +18,7 @@ takes from `BaseEnv` as they are run here.
 | settings of a run; reference; repeats | HOOK_S |
 | prepare | what is left of `limits.init_s` (in EVAL: `limits.eval_s`), but for LEAD_S |
 | call | `limits.tool_s`, and CALL_GRACE_S |
+| respond | RESPOND_S, and what is left of `limits.run_s` |
 | artifact | ARTIFACT_S |
 | score, verify | what is left of `limits.eval_s`, and SCORE_GRACE_S |
 
@@ -37,7 +38,7 @@ import asyncio
 import hashlib
 import inspect
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -46,6 +47,7 @@ import msgspec
 
 from prorl import plugins
 from prorl.env_settings import KEY
+from prorl.env_state import EnvState, checked_response, current_state
 from prorl.envs import BUILT_IN, ENTRY_POINTS, get_env
 from prorl.envs.base import BaseEnv, Solution, check_settings
 from prorl.envs.settings import named_tools, record_of
@@ -78,6 +80,7 @@ from prorl.types import (
 HOOK_S = 20.0
 """Less than a client waits for the answer to what it submits."""
 CALL_GRACE_S = 12.0
+RESPOND_S = 60.0
 ARTIFACT_S = 40.0
 LEAD_S = 2.0
 """Before its stage gives up a `prepare`, which would be nobody's fault."""
@@ -288,6 +291,8 @@ class UsersEnv(BaseEnv):
             self.preparation = lambda task: text  # a `CachedWorkspace` then
         if "verify" in plan.hooks:
             self.verify = self._verify
+        if "respond" in plan.hooks:
+            self.respond = self._respond
 
     def check(self, task: Task) -> None:
         """Nothing: the plan began with it."""
@@ -311,11 +316,38 @@ class UsersEnv(BaseEnv):
     ) -> ToolResult:
         if "call" in self.plan.hooks or (call.name in self.plan.own_tools and not call.error):
             wall_s = timeout_s + CALL_GRACE_S
-            outcome: ToolResult = await self._asking.ask(
-                "call", wall_s, ToolResult, call, timeout_s, sandbox=sandbox
+            state = current_state()
+            result: ToolResult
+            result, text = await self._asking.ask(
+                "call",
+                wall_s,
+                tuple[ToolResult, str],
+                call,
+                timeout_s,
+                state.seed,
+                state.text,
+                sandbox=sandbox,
             )
-            return outcome
+            state.load(text)
+            return result
         return await super().call(task, sandbox, call, timeout_s)
+
+    async def _respond(
+        self, task: Task, messages: Sequence[Message], state: EnvState, sandbox: Sandbox | None
+    ) -> str | None:
+        response: Any
+        response, text = await self._asking.ask(
+            "respond",
+            RESPOND_S,
+            tuple[Any, str],
+            messages,
+            state.seed,
+            state.text,
+            sandbox=sandbox,
+            again=sandbox is None,
+        )
+        state.load(text)
+        return checked_response(response, self.name)
 
     async def repeats(self, call: ToolCall) -> bool:  # type: ignore[override]
         if "repeats" in self.plan.hooks:
@@ -346,6 +378,7 @@ class UsersEnv(BaseEnv):
             Score,
             artifact,
             wall_s,
+            current_state().text,
             sandbox=sandbox,
             again=sandbox is None,
         )

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from prorl.env_state import EnvState, bound, current_state
 from prorl.envs import get_env
 from prorl.envs.base import BaseEnv, Solution, check_settings
 from prorl.envs.settings import record_of
@@ -21,7 +22,7 @@ from prorl.protocols import CachedWorkspace, Env
 from prorl.sandbox_calls import SandboxProxy
 from prorl.types import FailureCode, Json, SandboxRef, Stage, Task
 
-HOOKS = ("prepare", "call", "repeats", "artifact", "verify")
+HOOKS = ("prepare", "call", "repeats", "respond", "artifact", "verify")
 
 
 def prepare(channel: HelperChannel, name: str, *tools: str) -> Answer:
@@ -34,7 +35,7 @@ def prepare(channel: HelperChannel, name: str, *tools: str) -> Answer:
     except TaskError as error:
         place = place_of(error)
         raise TaskError(f"{error} ({place})" if place else str(error)) from None
-    hooks, runner = _hooks(env), asyncio.Runner()
+    hooks, runner = _hooks(name, env), asyncio.Runner()
     mine = tuple(filter(None, [_code_of(type(env))]))
 
     def answer(question: tuple[str, Task, tuple[Any, ...], SandboxRef | None]) -> Any:
@@ -83,17 +84,41 @@ def _code_of(thing: Any) -> str:
     return f"{file}{os.sep}"
 
 
-def _hooks(env: Any) -> Mapping[str, Callable[..., Any]]:
+async def _stateful(name: str, state: EnvState, hook: Callable[[], Any]) -> tuple[Any, str]:
+    """Returns what a hook gives, and the state as it leaves it. Raises TaskError."""
+    with bound(state):
+        outcome = await _awaited(hook)
+    try:
+        return outcome, state.text
+    except TaskError as error:
+        raise TaskError(f"{name}: {error.problem}", error.expected, error.hint) from None
+
+
+async def _scored(state: EnvState, score: Callable[[], Any]) -> Any:
+    with bound(state):
+        return await _awaited(score)
+
+
+def _hooks(name: str, env: Any) -> Mapping[str, Callable[..., Any]]:
     """Returns the hooks, each by the task and its sandbox; users write hooks plain or `async`."""
     return {
         "plan": lambda task, sandbox: _plan(env, task),
         "settings": lambda task, sandbox, values, where: check_settings(env, values, where),
         "prepare": env.prepare,
-        "call": env.call,
+        "call": lambda task, sandbox, call, timeout_s, seed, text: _stateful(
+            f"{name}.call",
+            EnvState(seed=seed, text=text),
+            lambda: env.call(task, sandbox, call, timeout_s),
+        ),
+        "respond": lambda task, sandbox, messages, seed, text: _stateful(
+            f"{name}.respond",
+            EnvState(seed=seed, text=text),
+            lambda: env.respond(task, messages, current_state(), sandbox),
+        ),
         "repeats": lambda task, sandbox, call: bool(env.repeats(call)),
         "artifact": lambda task, sandbox, final: env.artifact(task, final, sandbox),
-        "score": lambda task, sandbox, artifact, remaining_s: env.score(
-            task, artifact, sandbox, Deadline(remaining_s)
+        "score": lambda task, sandbox, artifact, remaining_s, text: _scored(
+            EnvState(text=text), lambda: env.score(task, artifact, sandbox, Deadline(remaining_s))
         ),
         "verify": lambda task, sandbox, remaining_s: env.verify(
             task, sandbox, Deadline(remaining_s)
@@ -105,6 +130,8 @@ def _hooks(env: Any) -> Mapping[str, Callable[..., Any]]:
 def _plan(env: Env, task: Task) -> Mapping[str, Json]:
     record_of(env).of(task)
     env.check(task)
+    if (respond := getattr(env, "respond", None)) is not None:
+        _check_respond(str(env.name), respond)
     hooks = {
         hook
         for hook in HOOKS
@@ -124,6 +151,16 @@ def _plan(env: Env, task: Task) -> Mapping[str, Json]:
         "partial_credit": bool(getattr(env, "partial_credit", False)),
         "reward_range": _reward_range(env),
     }
+
+
+def _check_respond(name: str, respond: Any) -> None:
+    """Raise TaskError for a `respond` that does not take what it is given."""
+    try:
+        inspect.signature(respond).bind(None, (), EnvState(), None)
+    except (TypeError, ValueError) as error:
+        raise TaskError(
+            f"{name}.respond: {error}", "def respond(self, task, messages, state, sandbox)"
+        ) from None
 
 
 def _reward_range(env: Env) -> tuple[float, float]:
@@ -148,7 +185,8 @@ async def _reference(env: Env, task: Task) -> Solution:
     if not hasattr(solution, "calls"):
         problem = f"the reference of env {task.env!r} is a {type(solution).__name__}"
         raise TaskError(problem, "Solution(calls, answer)")
-    return Solution(tuple(solution.calls), str(solution.answer))
+    replies = tuple(map(str, getattr(solution, "replies", ())))
+    return Solution(tuple(solution.calls), str(solution.answer), replies)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ An agent asks it before each model call and each tool call. What an earlier life
 recorded is given again; what happens now is on the node before the next thing happens:
 
     context ids, completion -> CALL    before its tool calls run
-    a call's text           -> ANSWER  before the next call, or the next model call
+    a call's text, or the   -> ANSWER  before the next call, or the next model call
+    env's, and its state
     end, artifact           -> END     before the sandbox is stopped
 
 Without a sink nothing is kept and nothing is known: an agent works the same.
@@ -113,7 +114,7 @@ class AttemptJournal:
         if self._sink is not None:
             self._sink(FrameKind.CALL, call_body(call))
 
-    # ---- tool calls
+    # ---- tool calls, and the env's own turns
 
     def answer(self, turn: int, index: int) -> ToolAnswer | None:
         """A recorded answer. Raises RolloutError as `recorded_call`."""
@@ -127,12 +128,11 @@ class AttemptJournal:
         doubtful, self._lived = not self._lived, True
         return doubtful
 
-    def tell(self, answer: ToolAnswer) -> str:
-        """Write an answer down; the text that the policy is told."""
+    def tell(self, answer: ToolAnswer) -> None:
+        """Write an answer down."""
         self._answers[answer.turn, answer.index] = answer
         if self._sink is not None:
             self._sink(FrameKind.ANSWER, answer_body(answer))
-        return answer.text
 
     # ---- the end
 

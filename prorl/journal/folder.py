@@ -106,9 +106,10 @@ class Journals:
         """Write a row down that has come; nobody has heard yet that it has.
 
         Not when its run wants no journal, or when there is nothing to keep: a policy without tools
-        makes one call, which its death costs in any case.
+        to which the env says nothing makes one call, which its death costs in any case.
         """
-        if self._lock < 0 or not row.value("on_lost_tool_call") or row.value("tools") == "[]":
+        has_turns = row.value("tools") != "[]" or row.value("responds")
+        if self._lock < 0 or not row.value("on_lost_tool_call") or not has_turns:
             return
         key = read_key(row)
         if key in self._open:

@@ -3,7 +3,7 @@
     ROW     the READY row as RUN received it: an Arrow record batch of one row
     LIFE    a worker has taken the attempt over
     CALL    a completed model call: ids of the context before it, sampled ids, logprobs, versions
-    ANSWER  what the policy is told of a tool call
+    ANSWER  what the policy is told of a tool call, or by the env's own turn; the env's state
     END     how the loop ended, and what crosses into EVAL
 
 All but the row are MessagePack arrays of their fields; ids and logprobs are in them as the bytes of
@@ -69,14 +69,17 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolAnswer:
-    """What the policy is told of a tool call."""
+    """What the policy is told of a tool call, or by the env's own turn."""
 
     turn: int
     index: int
     """Of the call in its turn."""
-    text: str
+    text: str | None
+    """None: the env has ended the rollout."""
     tool_s: float
     spent_s: float = 0.0
+    state: str | None = None
+    """What the env remembers from here on; None: what it did before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +126,7 @@ class _CallFields(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fiel
     """Experts of a token; 0 without routed_experts."""
 
 
-_ANSWER = msgspec.msgpack.Decoder(tuple[int, int, bytes, float, float])
+_ANSWER = msgspec.msgpack.Decoder(tuple[int, int, bytes | None, float, float, str | None])
 _ENDED = msgspec.msgpack.Decoder(tuple[StopReason, FailureCode, bytes, bytes | None, float])
 """The fields of an Answer and of an Ended, in their order."""
 
@@ -158,8 +161,8 @@ def call_body(call: RecordedCall) -> bytes:
 
 def answer_body(answer: ToolAnswer) -> bytes:
     """The body of an ANSWER frame; text may hold half a surrogate pair."""
-    text = answer.text.encode("utf-8", "surrogatepass")
-    return _encode((answer.turn, answer.index, text, answer.tool_s, answer.spent_s))
+    text = None if answer.text is None else answer.text.encode("utf-8", "surrogatepass")
+    return _encode((answer.turn, answer.index, text, answer.tool_s, answer.spent_s, answer.state))
 
 
 def ended_body(ended: AttemptEnd) -> bytes:
@@ -241,13 +244,14 @@ def _read_call(body: memoryview) -> RecordedCall:
 
 
 def _read_answer(body: memoryview) -> ToolAnswer:
-    turn, index, text, tool_s, spent_s = _ANSWER.decode(body)
+    turn, index, text, tool_s, spent_s, state = _ANSWER.decode(body)
     return ToolAnswer(
         turn=turn,
         index=index,
-        text=text.decode("utf-8", "surrogatepass"),
+        text=None if text is None else text.decode("utf-8", "surrogatepass"),
         tool_s=tool_s,
         spent_s=spent_s,
+        state=state,
     )
 
 

@@ -111,6 +111,7 @@ READY = versioned(
         required("sandbox", SANDBOX_REF, "where the attempt works: node, sandbox, socket"),
         required("prompt", list_of(MESSAGE), "messages that the policy sees first"),
         required("tools", pa.utf8(), "tool specifications as JSON"),
+        required("responds", pa.bool_(), "whether the env has turns of its own"),
         required("init_s", pa.float64(), "seconds that INIT took"),
     ],
     "edge/ready",
@@ -134,6 +135,12 @@ RAN = versioned(
             " ran in the agent's own sandbox",
         ),
         required("artifact_digest", pa.utf8(), "BLAKE2b-128 of the artifact"),
+        required(
+            "env_state",
+            pa.utf8(),
+            "what the env remembered of the rollout at its end, as JSON; empty where it kept"
+            " nothing; null in files from before it was",
+        ),
         required(
             "stop_reason",
             pa.utf8(),
@@ -335,6 +342,7 @@ ROLLOUTS = versioned(
         optional("env_sha256", pa.utf8()),
         optional("agent_refusals", list_of(REFUSAL)),
         optional("verifier_refusals", list_of(REFUSAL)),
+        optional("env_state", pa.utf8()),
     ],
     "rollouts",
 )

@@ -81,6 +81,7 @@ class ReadyColumns(Added):
     sandbox: SandboxRef
     prompt: list[Values]
     tools: str
+    responds: bool
     init_s: float
 
 
@@ -93,6 +94,7 @@ class RanColumns(Added):
     artifact: bytes
     rescorable: bool
     artifact_digest: str
+    env_state: str
     stop_reason: StopReason
     failure_class: FailureClass
     failure_code: FailureCode
@@ -179,15 +181,21 @@ def read_key(row: Row) -> AttemptKey:
 
 
 def ready_columns(
-    *, sandbox: SandboxRef, prompt: Many[Message], tools: Many[ToolSpec], init_s: float
+    *,
+    sandbox: SandboxRef,
+    prompt: Many[Message],
+    tools: Many[ToolSpec],
+    init_s: float,
+    responds: bool = False,
 ) -> ReadyColumns:
     """Returns what INIT adds to a LEASED row: the sandbox that RUN will act in, the prompt, the
-    tools.
+    tools, and whether the env has turns of its own.
     """
     return ReadyColumns(
         sandbox=sandbox,
         prompt=[_message_values(m) for m in prompt],
         tools=exact_json.dumps([spec._asdict() for spec in tools]).decode() if tools else "[]",
+        responds=responds,
         init_s=init_s,
     )
 
@@ -244,6 +252,7 @@ def ran_columns(
         artifact=trajectory.artifact,
         rescorable=trajectory.rescorable,
         artifact_digest=artifact_digest(trajectory.artifact),
+        env_state=trajectory.env_state,
         stop_reason=trajectory.stop_reason,
         failure_class=failure.failure_class,
         failure_code=failure.code,

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from functools import cache
 
 from prorl import plugins
-from prorl.agents import is_ours
+from prorl.agents import is_ours, shows_turns
 from prorl.agents.programs import program_of
 from prorl.agents.users import check as check_agent
 from prorl.backends.catalogue import is_server
@@ -26,7 +26,7 @@ from prorl.errors import (
     UserError,
 )
 from prorl.filters import is_named
-from prorl.protocols import BringsAgent
+from prorl.protocols import BringsAgent, Env, Responds
 from prorl.renderer.apart import check_fits, check_offer, text_bytes
 from prorl.renderer.check import check as check_renderer
 from prorl.service.core.candidates import (
@@ -67,7 +67,7 @@ def check_env_exists(load_code: bool) -> CheckTask:
         if users_code(task):
             return check_users(find, task, fits)
         env.check(task)
-        fits(env.messages(task), env.tools(task))
+        fits(env, env.messages(task), env.tools(task))
         return None
 
     return check
@@ -101,7 +101,7 @@ async def check_users(find: GetEnv, task: Task, fits: CheckPrompt) -> None:
             f"env {task.env!r} was not ready to check task {task.task_id!r} within {CHECK_S:g} s;"
             " its import goes on: send it again"
         ) from None
-    fits(env.messages(task), env.tools(task))
+    fits(env, env.messages(task), env.tools(task))
 
 
 def _check_filter(text: str) -> None:
@@ -254,16 +254,22 @@ async def _check_prompt(gateway: Gateway, config: RunConfig) -> CheckPrompt:
     With `skip_invalid` it is INIT's to find, too.
     """
     if config.skip_invalid:
-        return lambda messages, tools: None
+        return lambda env, messages, tools: None
     proved = await asyncio.to_thread(read_renderer, gateway.config, config.run_id) or {}
     most = int(proved.get("max_token_bytes", UNBOUNDED_TOKEN_BYTES))
 
     facts = proved_for(config, proved)
 
-    def fits(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> None:
+    def fits(env: Env, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> None:
         has_system = any(message.role == "system" for message in messages)
         check_offer("it", facts, [tool.name for tool in tools], has_system=has_system)
         check_fits(text_bytes(messages), most, config.limits.max_tokens)
+        if isinstance(env, Responds) and not shows_turns(config.agent):
+            raise TaskError(
+                f"its env {env.name!r} has turns of its own, which the agent {config.agent!r} shows"
+                " to nobody",
+                "run.agent native, or an agent of yours that calls `attempt.respond()`",
+            )
 
     return fits
 

@@ -202,5 +202,5 @@ def test_a_bad_row_and_a_service_that_loads_no_code_refuse_it() -> None:
     with pytest.raises(TaskError, match="argv"):
         get_env("guest").check(make_task("guest", argv="python"))
     with pytest.raises(TaskError, match="load_code"):
-        check_env_exists(load_code=False)(guest(GRADE), lambda messages, tools: None)
-    assert check_env_exists(load_code=True)(guest(GRADE), lambda messages, tools: None) is None
+        check_env_exists(load_code=False)(guest(GRADE), lambda env, messages, tools: None)
+    assert check_env_exists(load_code=True)(guest(GRADE), lambda env, messages, tools: None) is None

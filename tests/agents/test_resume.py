@@ -106,7 +106,7 @@ def test_taken_over_after_each_record_the_trajectory_is_the_same() -> None:
     whole = drive(AttemptJournal(log), Replies(*REPLIES), env)
     assert whole.stop_reason is StopReason.DONE
     kinds = "".join(type(record).__name__[0] for record in log.records)
-    assert kinds == "SAASASASE"
+    assert kinds == "RTTRTRTRA"
     for count in range(len(log.records) + 1):
         past, later = log.records[:count], Log()
         turns = sum(isinstance(record, RecordedCall) for record in past)

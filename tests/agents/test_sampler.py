@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl.agents.context import AttemptContext
+from prorl.agents.context import AttemptContext, derive_seed
 from prorl.agents.native import NativeAgent
-from prorl.agents.sampler import Sampler, derive_seed
+from prorl.agents.sampler import Sampler
 from prorl.backends.vllm import VllmBackend
 from prorl.control import Assigned, Failover
 from prorl.journal import AttemptJournal, RecordedCall

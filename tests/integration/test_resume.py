@@ -30,6 +30,7 @@ from prorl.storage.read.catalog import StoredRun
 from prorl.supervisor.service import Supervisor
 from prorl.tasks.generated import generate
 from prorl.types import AttemptKey, Task
+from tests.envs import guessing
 from tests.integration.checks import check_complete, check_nothing_left, rows
 from tests.integration.counting import said
 from tests.integration.services import settings, slots, struck, view
@@ -39,6 +40,7 @@ from tests.waiting import until
 TURNS = 6
 SLOTS = 6
 ENV = str(Path(__file__).with_name("counting.py")) + ":Counting"
+GUESSING = f"{guessing.__file__}:Silent"
 POLICY = "scripted:oracle?delay_s=0.1"
 PATIENCE_S = 240.0
 """Struck again the moment that it is back, `service` may be away at each try of 20 s."""
@@ -91,6 +93,14 @@ def _counting(first: int, count: int) -> list[Task]:
     ]
 
 
+def _guessing(first: int, count: int) -> list[Task]:
+    data = {"number": 7, "pause": 0.3}
+    return [
+        Task(task_id=f"guess/{number}", env=GUESSING, prompt="Which number?", data=data)
+        for number in range(first, first + count)
+    ]
+
+
 def _shopping(first: int, count: int) -> list[Task]:
     return generate("shop", n=first + count)[first:]
 
@@ -105,6 +115,8 @@ class _Watch:
         self.twice: list[str] = []
         self.struck: set[AttemptKey] = set()
         """Attempts that RUN had when it was killed."""
+        self.answers: dict[tuple[int, int], str] = {}
+        """What tools and envs had said by then, by rollout and turn."""
 
     def paths(self) -> list[Path]:
         """Those of attempts in hand."""
@@ -121,6 +133,11 @@ class _Watch:
             found = look(path)
             if found is not None:
                 self.struck.add(found.key)
+                self.answers |= {
+                    (found.key.rollout_id, record.turn): record.text
+                    for record in found.records
+                    if isinstance(record, ToolAnswer) and record.text is not None
+                }
             if found is None or any(isinstance(record, AttemptEnd) for record in found.records):
                 continue  # all that is left of it is in the journal
             at = path.stat().st_mtime
@@ -270,3 +287,23 @@ async def test_run_dies_with_the_gateway_and_goes_on(tmp_path: Path, sandbox_kin
         {"reward": 1.0, "n": total}
     ]
     assert rows(stored, HISTORY)[0]["n"] >= SLOTS
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(600)
+async def test_an_env_with_turns_goes_on_from_the_state_that_it_was_in(
+    tmp_path: Path, sandbox_kind: str
+) -> None:
+    """It draws a number in each of its turns: what it had said before the kill stays said."""
+    trial = Trial(tmp_path / "killed", sandbox_kind, POLICY, _guessing, 4, 4 * SLOTS)
+    total, _, stored, watch = await _run(trial)
+    assert watch.twice == []
+    _check_attempts(trial.root, stored, watch)
+    counts = "select status, reward, env_state, count(*) as n from rollouts group by all"
+    assert rows(stored, counts) == [
+        {"status": "completed", "reward": 0.5, "env_state": '{"wrong":1}', "n": total}
+    ]
+    messages = "select rollout_id, turn - 1 as turn, content from messages where role = 'user'"
+    responses = {(row["rollout_id"], row["turn"]): row["content"] for row in rows(stored, messages)}
+    assert watch.answers, "no kill met an env that had spoken"
+    assert {place: responses[place] for place in watch.answers} == watch.answers

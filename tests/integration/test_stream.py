@@ -43,7 +43,7 @@ def _tasks(count: int = GROUPS) -> list[Task]:
     ]
 
 
-def _read(
+def read(
     client: Client, cursor: str | None = None, groups: int | None = None
 ) -> tuple[list[str], list[str]]:
     """Hashes of the rows in order, and the cursor after each batch; commits nothing."""
@@ -55,7 +55,7 @@ def _read(
 
 
 @contextmanager
-def _replay(directory: Path) -> Iterator[Client]:
+def replay(directory: Path) -> Iterator[Client]:
     argv = [sys.executable, "-m", "prorl.cli", "replay", str(directory), "--json"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -75,9 +75,9 @@ async def test_replay_of_a_copy_equals_the_live_stream(
         client = client_of(running)
         await asyncio.to_thread(client.create_run, run_id="r", delivery="stream")
         await asyncio.to_thread(client.submit, "r", _tasks(), N, key="k", last=True)
-        live, cursors = await asyncio.to_thread(_read, client)
+        live, cursors = await asyncio.to_thread(read, client)
         middle = cursors[GROUPS // 2]
-        resumed, _ = await asyncio.to_thread(_read, client, middle)
+        resumed, _ = await asyncio.to_thread(read, client, middle)
         await asyncio.to_thread(client.commit, cursors[-1])
         client.close()
     assert len(live) == GROUPS * N
@@ -85,9 +85,9 @@ async def test_replay_of_a_copy_equals_the_live_stream(
     assert resumed == live[(GROUPS // 2 + 1) * N :]
     copy = tmp_path / "copy"
     shutil.copytree(tmp_path / "root" / "r", copy)
-    with _replay(copy) as replayed:
-        assert await asyncio.to_thread(_read, replayed) == (live, cursors)
-        assert (await asyncio.to_thread(_read, replayed, middle))[0] == resumed
+    with replay(copy) as replayed:
+        assert await asyncio.to_thread(read, replayed) == (live, cursors)
+        assert (await asyncio.to_thread(read, replayed, middle))[0] == resumed
 
 
 async def test_a_trainer_that_stops_reading_pauses_the_pipeline_and_it_goes_on(

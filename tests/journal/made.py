@@ -24,7 +24,12 @@ from tests.flight.rows import lease
 from tests.grown import leased_batch, only, ready_row
 
 
-def row(number: int = 1, on_lost_tool_call: str = "report", tools: bool = True) -> Row:
+def row(
+    number: int = 1,
+    on_lost_tool_call: str = "report",
+    tools: bool = True,
+    responds: bool = False,
+) -> Row:
     """A READY row of an attempt that has tools."""
     leased = leased_batch([dataclasses.replace(lease(number), on_lost_tool_call=on_lost_tool_call)])
     ready = ready_row(
@@ -33,6 +38,7 @@ def row(number: int = 1, on_lost_tool_call: str = "report", tools: bool = True) 
         prompt=(Message(role="user", content="Go on."),),
         tools=(ToolSpec("bash", "A shell.", {}),) if tools else (),
         init_s=0.1,
+        responds=responds,
     )
     return only(ready)
 

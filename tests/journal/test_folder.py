@@ -11,7 +11,7 @@ import pytest
 from prorl.journal import AttemptEnd, AttemptJournal, Journals, RecordedCall, Recovered, ToolAnswer
 from prorl.journal.records import Past
 from prorl.schema.columns import read_key
-from prorl.schema.rows import row_hashes
+from prorl.schema.rows import Row, row_hashes
 from prorl.types import FinishReason
 from tests.journal.made import ENDED, answer, row, said, same
 
@@ -198,13 +198,21 @@ def test_more_than_the_bound_is_not_kept_and_said(
 
 
 @pytest.mark.parametrize(
-    "other", [row(on_lost_tool_call=""), row(tools=False)], ids=["off", "no tools"]
+    ("other", "files"),
+    [
+        (row(on_lost_tool_call=""), 0),
+        (row(tools=False), 0),
+        (row(tools=False, responds=True), 1),
+    ],
+    ids=["off", "no tools", "an env with turns"],
 )
-def test_where_nothing_is_worth_keeping_nothing_is_written(tmp_path: Path, other: object) -> None:
+def test_where_nothing_is_worth_keeping_nothing_is_written(
+    tmp_path: Path, other: Row, files: int
+) -> None:
     journals = Journals(tmp_path)
     journals.open()
-    journals.begin(other)  # type: ignore[arg-type]
-    assert not list(tmp_path.glob("*.journal"))
+    journals.begin(other)
+    assert len(list(tmp_path.glob("*.journal"))) == files
 
 
 def test_with_sync_each_record_is_on_disk_before_what_comes_next(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ async def test_code_named_by_its_place_is_not_loaded_unless_the_service_says_so(
         assert (status, "does not load" in answer["message"]) == (422, True), answer
         assert (await w.view())["counts"]["queued"] == 0
     task = Task(task_id="x", env="prorl.envs.noop:NoopEnv", prompt="")
-    found = check_env_exists(load_code=True)(task, lambda messages, tools: None)
+    found = check_env_exists(load_code=True)(task, lambda env, messages, tools: None)
     assert found is not None
     await found
 

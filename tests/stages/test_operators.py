@@ -329,9 +329,9 @@ async def test_eval_ends_by_its_deadline(monkeypatch: pytest.MonkeyPatch) -> Non
     host = RecordingHost()
     env = BoxedEnv()
     init, run, evaluate = operators(env, host)
-    ran = await run(await init(row_of(limits=RolloutLimits(eval_s=0.05))))
-    env.slow_s = 5
-    scored = await asyncio.wait_for(evaluate(ran), 2)
+    ran = await run(await init(row_of(limits=RolloutLimits(eval_s=0.5))))
+    env.slow_s = 60
+    scored = await asyncio.wait_for(evaluate(ran), 30)
     failure = read_failure(scored, "eval_")
     assert (failure.code, len(env.artifacts)) == (FailureCode.GRADER_ERROR, 2)
     assert "not scored within eval_s" in failure.message

@@ -12,6 +12,7 @@ from prorl.cli.commands.check import boxes_of, sandbox_settings
 from prorl.cli.options import Flag
 from prorl.cli.output import clean, note, say
 from prorl.cli.terminal import open_terminal
+from prorl.env_state import EnvState, bound
 from prorl.envs.users import env_by_name, open_env, reference_of
 from prorl.errors import TaskError, UserError
 from prorl.limits import Deadline
@@ -93,10 +94,11 @@ async def _open(task: Task, kind: str, *, reference: bool, tests: bool) -> int:
         )
     kind = await choose(kind)
     async with spawned(kind, **sandbox_settings()) as (host, _):
-        boxes = boxes_of(host)
+        boxes, state = boxes_of(host), EnvState()
         async with prepared_box(env, task, Stage.RUN, boxes) as box:
             assert box is not None
-            answer = await _play_reference(env, task, box) if reference else ""
+            with bound(state):
+                answer = await _play_reference(env, task, box) if reference else ""
             tools = ", ".join(tool.name for tool in env.tools(task)) or "none"
             note(
                 clean(f"{task.task_id}: env {task.env}, sandbox {kind}, the policy's tools {tools}")
@@ -104,7 +106,8 @@ async def _open(task: Task, kind: str, *, reference: bool, tests: bool) -> int:
             note("`exit` or Ctrl-D ends this shell; nothing of it stays")
             code = await open_terminal(box)
             artifact = await env.artifact(task, answer, box) if tests else b""
-        return await _grade(env, task, artifact, boxes) if tests else code
+        with bound(state):
+            return await _grade(env, task, artifact, boxes) if tests else code
 
 
 async def _play_reference(env: Env, task: Task, box: Sandbox) -> str:

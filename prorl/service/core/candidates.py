@@ -16,12 +16,13 @@ from prorl import exact_json
 from prorl.config import WHOLE_DISTRIBUTION, RunConfig, Sampling, StrictModel
 from prorl.errors import TaskError
 from prorl.filters import find_filter, is_named
+from prorl.protocols import Env
 from prorl.task_json import check_values, task_to_json
 from prorl.types import Json, Message, Task, ToolSpec
 
-CheckPrompt = Callable[[Sequence[Message], Sequence[ToolSpec]], None]
-"""Raises TaskError for a prompt that no sequence of the run can hold, and for tools that its model
-cannot be offered.
+CheckPrompt = Callable[[Env, Sequence[Message], Sequence[ToolSpec]], None]
+"""Raises TaskError for a prompt that no sequence of the run can hold, for tools that its model
+cannot be offered, and for an env whose turns its agent does not show.
 """
 CheckTask = Callable[[Task, CheckPrompt], Awaitable[None] | None]
 
