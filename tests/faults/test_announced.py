@@ -104,12 +104,13 @@ async def test_no_token_is_labelled_with_weights_that_its_server_had_not(
     stored = check_complete(root / "r", expected)
     found = rows(stored, "select status, count(*) as n from rollouts group by 1")
     assert [row["status"] for row in found] == ["completed"]
-    worst, trained, unknown = await asyncio.to_thread(worst_gap, stored, tmp_path)
+    directories = {0: TOY} | {n: tmp_path / f"v{n}" for n in range(1, VERSIONS + 1)}
+    worst, trained, unknown = await asyncio.to_thread(worst_gap, stored, directories)
     (versions,) = rows(stored, "select count(distinct max_version) as n from rollouts")
     print(
         f"{expected} rollouts, {seen}, {trained} spans of {versions['n']} versions,"
         f" {unknown} unknown, worst {worst:.1e}"
     )
     assert worst < BOUND
-    assert (await asyncio.to_thread(worst_gap, stored, tmp_path, 1))[0] > BOUND, "it would show"
+    assert (await asyncio.to_thread(worst_gap, stored, directories, 1))[0] > BOUND, "it would show"
     assert trained > expected / 2

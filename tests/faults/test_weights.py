@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,9 @@ def says(first: int, count: int) -> list[Task]:
     return [Task(task_id=f"{i}", env="noop", prompt=f"Say {i}.") for i in numbers]
 
 
-def worst_gap(stored: StoredRun, folder: Path, wrong: int = 0) -> tuple[float, int, int]:
+def worst_gap(
+    stored: StoredRun, directories: Mapping[int, Path], wrong: int = 0
+) -> tuple[float, int, int]:
     """Greatest difference to the forward pass of the version that the span names; how many spans
     train, and how many do not since nobody can say which weights they had. With `wrong`, as if
     every label were that much too low.
@@ -106,9 +108,8 @@ def worst_gap(stored: StoredRun, folder: Path, wrong: int = 0) -> tuple[float, i
                 trained += 1
                 version = max(0, version - wrong)
                 if version not in models:
-                    path = folder / f"v{version}" if version else TOY
                     models[version] = transformers.AutoModelForCausalLM.from_pretrained(
-                        path, dtype=torch.float32
+                        directories[version], dtype=torch.float32
                     ).eval()
                 with torch.no_grad():
                     logits = models[version](ids[None, :end]).logits[0, begin - 1 : end - 1]
@@ -136,9 +137,10 @@ async def test_every_logprob_is_of_the_version_that_its_span_names(
     stored = check_complete(root / "r", expected)
     found = rows(stored, "select status, max(attempt) as attempt from rollouts group by 1")
     assert found == [{"status": "completed", "attempt": 1}]
-    worst, trained, unknown = await asyncio.to_thread(worst_gap, stored, tmp_path)
+    directories = {0: TOY} | {n: tmp_path / f"v{n}" for n in range(1, VERSIONS + 1)}
+    worst, trained, unknown = await asyncio.to_thread(worst_gap, stored, directories)
     (seen,) = rows(stored, "select count(distinct max_version) as n from rollouts")
     print(f"{trained} spans of {seen['n']} versions, {unknown} unknown, worst {worst:.1e}")
     assert worst < BOUND
-    assert (await asyncio.to_thread(worst_gap, stored, tmp_path, 1))[0] > BOUND, "it would show"
+    assert (await asyncio.to_thread(worst_gap, stored, directories, 1))[0] > BOUND, "it would show"
     assert trained > expected / 2

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def of_response(prompt: Any, response: Any, mask: Any, logprobs: Any) -> str:
     )
 
 
-def stored(run_dir: Path, groups: range | None = None) -> Counter[str]:
+def stored(run_dir: Path, groups: Container[int] | None = None) -> Counter[str]:
     """Of a stored run, or of its groups with these ids."""
     asked = "SELECT group_id, token_ids, logprobs, span_end, span_kind FROM sequences"
     found: Counter[str] = Counter()
