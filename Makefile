@@ -94,8 +94,8 @@ $(SMOLLM2)/config.json: configs/smollm2/convert.py | $(VLLM_STAMP)
 	$(VLLM)/bin/python configs/smollm2/convert.py $(SMOLLM2)
 	touch $@
 
-test-vllm: setup $(VLLM_STAMP) $(SMOLLM2)/config.json ## against a real vLLM on the CPU, in an environment of its own (2.4 GB), with a pretrained model too
-	$(VLLM_PYTHON) PRORL_SMOLLM2=$(abspath $(SMOLLM2)) $(PYTEST) -m vllm
+test-vllm: setup $(VLLM_STAMP) $(SMOLLM2)/config.json $(ADAPTERS)/.trl ## against a real vLLM on the CPU, in an environment of its own (2.4 GB), with a pretrained model too, which TRL trains one step
+	$(VLLM_PYTHON) PRORL_SMOLLM2=$(abspath $(SMOLLM2)) PRORL_TRL_PYTHON=$(abspath $(ADAPTERS))/bin/python $(PYTEST) -m vllm
 
 # Other people's trainers in an environment of their own, over this one's packages and this tree.
 $(ADAPTERS)/.trl: $(STAMP)

