@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -184,11 +185,14 @@ async def test_it_mends_a_repository(name: str, monkeypatch: pytest.MonkeyPatch)
     case = CASES[name]
     said = Scripted(case)
     limits = RolloutLimits(run_s=300.0, max_turns=30, max_tokens=1 << 20)
+    began_s = time.process_time()
     played = await play(
         get_env("swe"), task(case), said, boxes=isolated(), limits=limits, agent=case.agent
     )
+    cpu_ms = 1e3 * (time.process_time() - began_s) / len(said.asked)
     trajectory, last = played.trajectory, played.trajectory.messages[-1].content
-    print(name, trajectory.door, last[-100:])
+    # INIT, RUN and EVAL of the rollout, without the program's own process
+    print(f"{name}: {cpu_ms:.0f} ms of CPU a call;", trajectory.door, last[-100:])
     assert played.reward == 1.0, last
     assert len(said.asked) == len(trajectory.turns) == case.calls
     assert len(trajectory.sequences) == case.sequences
