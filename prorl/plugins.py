@@ -14,7 +14,7 @@ ones of `prorl run` do. Tools are registered: sandboxd packs them before a run i
 |---|---|---|
 | prorl.envs | class or function without arguments that gives an env | `prorl.protocols.Env` |
 | prorl.agents | the same for an agent | `prorl.agents.attempt.UserAgent` |
-| prorl.sandbox_kinds | a `prorl.sandbox.kind.Kind` | `prorl/sandbox/kinds/__init__.py` |
+| prorl.sandbox_kinds | a `prorl.sandbox.kind.SandboxKind` | `prorl/sandbox/kinds/__init__.py` |
 | prorl.renderers | makes a renderer of a `RendererSpec` | `prorl.protocols.Renderer` |
 | prorl.formats | a `prorl.tasks.formats.Format` | `prorl/tasks/formats/__init__.py` |
 | prorl.tools | class without arguments, called inside sandboxes | `prorl/tools/__init__.py` |

@@ -32,9 +32,9 @@ _BEGAN = time.monotonic()
 @pytest.fixture(scope="session")
 def sandbox_kind() -> str:
     """The cheapest kind that isolates where it works; the others: `tests/sandbox`."""
-    from prorl.sandbox.node.probe import probe_one
+    from prorl.sandbox.node.probe import probe_kind
 
-    return "pyns" if asyncio.run(probe_one("pyns")).works else "local"
+    return "pyns" if asyncio.run(probe_kind("pyns")).works else "local"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -26,7 +26,7 @@ from prorl.bench.report import Figure, Report, median, verdict
 from prorl.protocols import Sandbox
 from prorl.sandbox import kinds
 from prorl.sandbox.host import UnixSandboxHost
-from prorl.sandbox.node.probe import probe_one
+from prorl.sandbox.node.probe import probe_kind
 from prorl.sandbox.spawn import spawned
 from prorl.types import SandboxSpec
 
@@ -54,8 +54,8 @@ async def run(quick: bool) -> Report:
     if not quick:
         print("bench sandbox: about 6 minutes on two cores; --quick takes one", file=sys.stderr)
     rows: list[Figure] = []
-    for kind in kinds.known():
-        probe = await probe_one(kind)
+    for kind in kinds.names():
+        probe = await probe_kind(kind)
         if probe.works:
             rows += await _kind(kind, QUICK if quick else FULL)
         else:

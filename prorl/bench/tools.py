@@ -27,7 +27,7 @@ from prorl.bench.meter import times_ms
 from prorl.bench.report import Figure, Report, median, verdict
 from prorl.protocols import Sandbox
 from prorl.sandbox import kinds
-from prorl.sandbox.node.probe import probe_one
+from prorl.sandbox.node.probe import probe_kind
 from prorl.sandbox.spawn import spawned
 from prorl.tools.catalogue import CATALOGUE
 from prorl.types import SandboxSpec
@@ -50,8 +50,8 @@ async def run(quick: bool) -> Report:
         _lean(median("uds_echo_p50_ms", echo, "ms", note=f"{note}: the floor of any call")),
         Figure(what="uds_echo_p99_ms", value=_p99(echo), unit="ms"),
     ]
-    order = kinds.known()
-    works = {kind: await probe_one(kind) for kind in order}
+    order = kinds.names()
+    works = {kind: await probe_kind(kind) for kind in order}
     able = [kind for kind in order if works[kind].works]
     hours, ours_ms = list[Figure](), math.nan
     for kind in able:  # lightest first: in quick runs only the first has all rows

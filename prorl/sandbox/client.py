@@ -333,11 +333,11 @@ async def _passed(connection: socket.socket) -> socket.socket:
     loop.add_reader(connection, readable.set)
     try:
         await readable.wait()
-        said, fds, _flags, _address = socket.recv_fds(connection, CHUNK_BYTES, 1)
+        message, fds, _flags, _address = socket.recv_fds(connection, CHUNK_BYTES, 1)
     finally:
         loop.remove_reader(connection)
     if not fds:
-        raise WireError(f"no socket, but {said[LENGTHS.size :][:300]!r}")
+        raise WireError(f"no socket, but {message[LENGTHS.size :][:300]!r}")
     try:
         listener = socket.socket(fileno=fds[0])
     except OSError as cause:

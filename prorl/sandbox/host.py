@@ -234,11 +234,11 @@ class UnixSandboxHost:
             pass  # the daemon is gone in the middle of an answer; told to whoever waits
         finally:
             writer.close()
-            gone = {
+            lost = {
                 "ok": False,
                 "code": FailureCode.SANDBOX_LOST.value,
                 "error": "sandboxd closed the connection",
             }
             for waiting in self._waiting.values():
                 if not waiting.done():
-                    waiting.set_result(gone)
+                    waiting.set_result(lost)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from prorl.sandbox.launch.spec import Launcher, Start
 
 
-class Kind(NamedTuple):
+class SandboxKind(NamedTuple):
     """How sandboxes of one kind start, what they can run, and what holds them."""
 
     fix: str
@@ -67,7 +67,7 @@ MAX_PTYS = 16
 sandboxes than they are enough for (`node/maker.py`).
 """
 
-HELD_BY_NAMESPACES = (
+CONFINED_BY_NAMESPACES = (
     "files, processes, network, IPC and host name of the host are out of reach",
     "no privileges, no nested user namespaces",
     "sized workspace, /tmp and /dev/shm",
@@ -86,11 +86,11 @@ def room() -> int:
 
 def short_of_terminals(count: int) -> str:
     """What is wrong, and how to mend it, where the kernel has too few for so many sandboxes."""
-    if (found := room()) >= count:
+    if (available := room()) >= count:
         return ""
     needed = count * MAX_PTYS + _terminals("reserve")
     return (
-        f"only {found} of {count} sandboxes can run at once (kernel.pty.max is"
+        f"only {available} of {count} sandboxes can run at once (kernel.pty.max is"
         f" {_terminals('max')}); for all: sysctl -w kernel.pty.max={needed}"
     )
 

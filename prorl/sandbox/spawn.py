@@ -24,14 +24,14 @@ def command(folder: Path | str, kind: str, **settings: Any) -> list[str]:
 
     It ends with this process.
     """
-    told = {
+    arguments = {
         "socket": f"{folder}/sd",
         "root": f"{folder}/root",
         "kind": kind,
         "parent_pid": os.getpid(),
         **settings,
     }
-    return [sys.executable, "-P", "-m", "prorl.sandbox.node.daemon", json.dumps(told)]
+    return [sys.executable, "-P", "-m", "prorl.sandbox.node.daemon", json.dumps(arguments)]
 
 
 @asynccontextmanager
@@ -54,8 +54,8 @@ async def spawned(
         assert process.stderr is not None
         try:
             if await process.stdout.readline() != b"ready\n":
-                said = (await process.stderr.read()).decode("utf-8", "replace").strip()
-                raise UnavailableError(said)
+                message = (await process.stderr.read()).decode("utf-8", "replace").strip()
+                raise UnavailableError(message)
             async with UnixSandboxHost(f"{folder}/sd") as host:
                 yield host, process.pid
         finally:

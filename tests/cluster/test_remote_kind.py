@@ -30,7 +30,7 @@ from tests.waiting import until
 KIND = """
     import json, secrets, socket, subprocess
 
-    from prorl.sandbox.kind import Kind
+    from prorl.sandbox.kind import SandboxKind
     from prorl.sandbox.kinds.relay import machine_config, relay
 
     def launch(launch, listener_fd, status_fd, serve):
@@ -45,7 +45,7 @@ KIND = """
             host, port = cloud.makefile().readline().split()
         relay(listener_fd, status_fd, (host, int(port)), pem, secret)
 
-    KIND = Kind(launch=launch, fix="", folder=False, zipapp=False, images=False,
+    KIND = SandboxKind(launch=launch, fix="", folder=False, zipapp=False, images=False,
                 server_can_be_killed=True, enforces=(), cannot=(), bare="")
 """
 PYTHON = shutil.which("python3", path="/usr/bin:/bin") or ""

@@ -17,7 +17,7 @@ from prorl.errors import GraderError, SandboxError, TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
 from prorl.sandbox import open as open_sandbox
-from prorl.sandbox.node.probe import probe_one
+from prorl.sandbox.node.probe import probe_kind
 from prorl.testing import make_task, play, scripted
 from prorl.types import Json, Message, Score, Stage, Task
 
@@ -77,7 +77,7 @@ class Opened:
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=KINDS)
 async def opened(request: pytest.FixtureRequest, sandbox_kind: str) -> AsyncIterator[Opened]:
     kind = request.param or sandbox_kind
-    found = await probe_one(kind)
+    found = await probe_kind(kind)
     if not found.works:
         pytest.skip(f"{kind} does not work here: {found.reason}")
     async with AsyncExitStack() as stack:

@@ -21,7 +21,7 @@ import pytest_asyncio
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.sandbox.images.registry import Registry
 from prorl.sandbox.kinds.engine_support import program
-from prorl.sandbox.node.probe import probe_one
+from prorl.sandbox.node.probe import probe_kind
 from prorl.sandbox.spawn import command
 from prorl.types import SandboxRef, SandboxSpec
 from tests.sandbox import small_image
@@ -38,7 +38,7 @@ IMAGE_KINDS = tuple(kind for kind in KINDS if kind != "local")
 @cache
 def _reason(kind: str) -> str:
     with ThreadPoolExecutor(1) as pool:  # a loop of its own, also when a test's loop is running
-        found = pool.submit(asyncio.run, probe_one(kind)).result()
+        found = pool.submit(asyncio.run, probe_kind(kind)).result()
     return "" if found.works else f"{kind}: {found.reason}"
 
 

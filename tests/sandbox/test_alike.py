@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prorl.sandbox.node.probe import probe_one
+from prorl.sandbox.node.probe import probe_kind
 from prorl.sandbox.spawn import spawned
 from prorl.types import SandboxSpec
 
@@ -19,7 +19,7 @@ head -c 3 /dev/full | od -An -tx1
 
 @pytest.mark.parametrize("kind", ["pyns", pytest.param("apptainer", marks=pytest.mark.slow)])
 async def test_devices_and_a_fork_bomb(kind: str) -> None:
-    found = await probe_one(kind)
+    found = await probe_kind(kind)
     if not found.works:
         pytest.skip(f"{kind} does not work here: {found.reason}")
     async with spawned(kind) as (host, _):

@@ -15,7 +15,7 @@ import prorl
 from prorl.cli.settings import service_settings
 from prorl.errors import ConfigError
 from prorl.sandbox import kinds
-from prorl.sandbox.node.probe import choose, probe_one
+from prorl.sandbox.node.probe import choose, probe_kind
 from tests.user_package import installed
 
 ROOM = Path(__file__).parents[2] / "prorl"
@@ -61,15 +61,15 @@ async def test_a_users_kind_is_probed_and_runs(
     with installed(
         tmp_path, "vms", {"vms.py": MICROVM}, {"prorl.sandbox_kinds": points}, monkeypatch
     ):
-        assert kinds.known() == (*kinds.CATALOGUE, "microvm", "absent")
+        assert kinds.names() == (*kinds.CATALOGUE, "microvm", "absent")
         assert "microvm" not in kinds.automatic()
-        found = await probe_one("absent")
+        found = await probe_kind("absent")
         assert (found.works, found.reason, found.fix) == (False, "no /dev/kvm", "buy one")
         assert await choose("microvm") == "microvm"
 
 
 async def test_auto_takes_pyns_where_it_works_though_apptainer_does_too() -> None:
-    if not (pyns := await probe_one("pyns")).works:
+    if not (pyns := await probe_kind("pyns")).works:
         pytest.skip(f"pyns does not work here: {pyns.reason}")
     assert await choose() == "pyns"
 

@@ -20,7 +20,7 @@ from prorl.sandbox.host import UnixSandboxHost
 from prorl.sandbox.images.cache import ImageCache
 from prorl.sandbox.images.layers import LayerRecipe, ToolFailed, _install, make_layer
 from prorl.sandbox.images.registry import Registry
-from prorl.sandbox.node.probe import probe_one
+from prorl.sandbox.node.probe import probe_kind
 from prorl.sandbox.spawn import spawned
 from prorl.types import FailureCode, SandboxSpec
 from tests.sandbox.image_sources import Blobs, serving
@@ -63,7 +63,7 @@ async def test_siblings_share_a_layer_and_see_nothing_of_the_hosts_packages(
     kind: str, sandbox_kind: str, tmp_path: Path
 ) -> None:
     kind = kind or sandbox_kind
-    found = await probe_one(kind)
+    found = await probe_kind(kind)
     if not found.works:
         pytest.skip(f"{kind} does not work here: {found.reason}")
     wheel(tmp_path / "wheels")

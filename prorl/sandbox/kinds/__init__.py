@@ -1,8 +1,8 @@
 """Which kinds of sandbox there are: one row and one module each, then users' own.
 
-A kind is a file whose `KIND` (`prorl.sandbox.kind.Kind`) says how it starts and what it can do, and
-one row of `CATALOGUE`, which config, sandboxd, `prorl doctor`, benchmarks and docs all read. Yours
-is an entry point of an installed package, never chosen by `auto`:
+A kind is a file whose `KIND` (`prorl.sandbox.kind.SandboxKind`) says how it starts and what it can
+do, and one row of `CATALOGUE`, which config, sandboxd, `prorl doctor`, benchmarks and docs all
+read. Yours is an entry point of an installed package, never chosen by `auto`:
 
     [project.entry-points."prorl.sandbox_kinds"]
     microvm = "mypkg.microvm:KIND"
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from prorl.sandbox.kind import Kind
+    from prorl.sandbox.kind import SandboxKind
 
 ENTRY_POINTS = "prorl.sandbox_kinds"
 AUTO = "auto"
@@ -30,7 +30,7 @@ class Entry(NamedTuple):
     """One row: what is known of a kind without importing its module."""
 
     place: str
-    """`module:attribute` of its `Kind`."""
+    """`module:attribute` of its `SandboxKind`."""
     summary: str
     """One line for `prorl doctor`."""
     automatic: bool = True
@@ -54,7 +54,7 @@ CATALOGUE: Mapping[str, Entry] = {
 _PLACES = {name: row.place for name, row in CATALOGUE.items()}
 
 
-def known() -> tuple[str, ...]:
+def names() -> tuple[str, ...]:
     """Names of all kinds in the order of the table, then users' own. Imports none."""
     from prorl import plugins
 
@@ -73,20 +73,20 @@ def lightest() -> str:
 
 def check(name: str) -> str:
     """The name, if it is that of a kind or `auto`; imports none. Raises ConfigError."""
-    if name not in (AUTO, *known()):
+    if name not in (AUTO, *names()):
         from prorl import plugins
         from prorl.errors import ConfigError
 
-        raise plugins.unknown(ENTRY_POINTS, name, (AUTO, *known()), ConfigError)
+        raise plugins.unknown(ENTRY_POINTS, name, (AUTO, *names()), ConfigError)
     return name
 
 
-def load(name: str) -> Kind:
+def load(name: str) -> SandboxKind:
     """A kind by name. Raises ConfigError, also when a user's module cannot be imported."""
     from prorl import plugins
     from prorl.errors import ConfigError
 
-    kind: Kind = plugins.load(ENTRY_POINTS, name, ConfigError, _PLACES)
+    kind: SandboxKind = plugins.load(ENTRY_POINTS, name, ConfigError, _PLACES)
     return kind
 
 
@@ -97,6 +97,6 @@ def place(name: str) -> str:
     return _PLACES.get(name) or plugins.registered(ENTRY_POINTS)[name].value
 
 
-def capable(can: Callable[[Kind], bool]) -> str:
+def capable(can: Callable[[SandboxKind], bool]) -> str:
     """Names of our kinds of which `can` is true, joined by `or`, for errors."""
     return " or ".join(sorted(name for name in CATALOGUE if can(load(name))))

@@ -19,7 +19,7 @@ import os
 from typing import NoReturn
 
 from prorl.sandbox.images.tree import has_mount_points
-from prorl.sandbox.kind import HELD_BY_NAMESPACES, Kind
+from prorl.sandbox.kind import CONFINED_BY_NAMESPACES, SandboxKind
 from prorl.sandbox.kinds.engine import binds, contain, server
 from prorl.sandbox.kinds.engine_support import (
     CONFIG,
@@ -103,7 +103,7 @@ def _config(launch: Launch, support: str) -> list[str]:
     return ["--config", path] if os.path.exists(path) else []
 
 
-KIND = Kind(
+KIND = SandboxKind(
     launch=launch,
     missing=lambda: "" if program() else "neither apptainer nor singularity is installed",
     fix=(
@@ -119,7 +119,7 @@ KIND = Kind(
     proxied=True,
     caps_ptys=False,
     server_can_be_killed=False,
-    enforces=HELD_BY_NAMESPACES,
+    enforces=CONFINED_BY_NAMESPACES,
     cannot=("CPU share", "bugs of the kernel"),
     bare=(
         "apptainer -s exec --userns --containall --cleanenv --no-home --net --network none --bind"

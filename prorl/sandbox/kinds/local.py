@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from prorl.linux import calls, guard
 from prorl.linux.forked import EXIT_CRASHED, ForkedChild
-from prorl.sandbox.kind import Kind
+from prorl.sandbox.kind import SandboxKind
 from prorl.sandbox.kinds.common import (
     exit_like,
     is_hidden,
@@ -110,7 +110,7 @@ def _kill_uid(uid: int) -> None:
     os.waitpid(pid, 0)
 
 
-KIND = Kind(
+KIND = SandboxKind(
     launch=launch,
     fix=(
         "run as root (a uid of its own per sandbox), or make the Python interpreter readable by"

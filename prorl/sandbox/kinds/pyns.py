@@ -31,7 +31,7 @@ from typing import NoReturn
 
 from prorl.linux import calls
 from prorl.linux.forked import EXIT_CRASHED, ForkedChild
-from prorl.sandbox.kind import HELD_BY_NAMESPACES, Kind
+from prorl.sandbox.kind import CONFINED_BY_NAMESPACES, SandboxKind
 from prorl.sandbox.kinds.common import OPENER_DECIDES, join_cgroups, limits_of, open_cgroups
 from prorl.sandbox.kinds.engine import STATUS, hand_over, server
 from prorl.sandbox.kinds.engine_support import SHELL, SYSTEM_PATH, make_image_support, python_script
@@ -182,7 +182,7 @@ def _prepare() -> None:
     steps(False), steps(True), third_party(), python_script()
 
 
-KIND = Kind(
+KIND = SandboxKind(
     start=start,
     fix=(
         "allow unprivileged user namespaces: sysctl user.max_user_namespaces (and"
@@ -196,7 +196,7 @@ KIND = Kind(
     overlays=True,
     proxied=True,
     server_can_be_killed=False,
-    enforces=(*HELD_BY_NAMESPACES, "number of terminals"),
+    enforces=(*CONFINED_BY_NAMESPACES, "number of terminals"),
     cannot=("CPU share", "bugs of the kernel"),
     bare=(
         "unshare --user --map-root-user --mount --pid --fork --net --ipc --uts --mount-proc"

@@ -152,7 +152,9 @@ def _by_arguments(column: int) -> list[Instruction]:
         REFUSE,
     ]
     calls = ((CLONE, clone), (IOCTL, ioctl), (PRLIMIT, prlimit))
-    code = [one for numbers, code in calls for one in _of_call(numbers[column], code)]
+    code = [
+        instruction for numbers, code in calls for instruction in _of_call(numbers[column], code)
+    ]
     return [*code, PASS]
 
 

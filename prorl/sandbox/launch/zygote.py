@@ -72,10 +72,10 @@ class Zygote:
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
                 self._reap()
-            if self._control.fileno() in ready and not self._serve_one():
+            if self._control.fileno() in ready and not self._serve_request():
                 return
 
-    def _serve_one(self) -> bool:
+    def _serve_request(self) -> bool:
         data, fds, _flags, _address = socket.recv_fds(self._control, MESSAGE_BYTES, 2)
         if not data:
             return False
@@ -129,8 +129,8 @@ class Zygote:
             if pid == 0:
                 self._end_orphans()
                 return
-            for sandbox_id, known in list(self._pids.items()):
-                if known == pid:
+            for sandbox_id, child_pid in list(self._pids.items()):
+                if child_pid == pid:
                     del self._pids[sandbox_id]
                     cpu_s = usage.ru_utime + usage.ru_stime
                     self._tell({"exited": sandbox_id, "status": status, "cpu_s": cpu_s})
@@ -187,8 +187,8 @@ def main() -> None:
     if os.getuid() == 0:
         os.setgroups([])  # a sandbox's namespaces would keep them
     calls.prctl(calls.PR_SET_CHILD_SUBREAPER, 1)
-    for known in (seccomp.bytecode, interpreter_roots, interpreter, package_folders):
-        known()  # computed once here, inherited by every sandbox
+    for prepare in (seccomp.bytecode, interpreter_roots, interpreter, package_folders):
+        prepare()  # computed once here, inherited by every sandbox
     kind.prepare()
     gc.collect()
     gc.freeze()  # keeps the collector from writing to pages that all children share

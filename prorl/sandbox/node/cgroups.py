@@ -50,14 +50,14 @@ class Cgroups:
     def __init__(self, name: str, allowed: bool = True) -> None:
         self._parents: list[Parent] = []
         versions = usable() if allowed else {}
-        for controller in (one for one, version in versions.items() if version == 1):
+        for controller in (name for name, version in versions.items() if version == 1):
             self._open(Parent(V1 / controller / f"prorl-{name}", (controller,), 1))
-        wanted, base = (
-            tuple(one for one, version in versions.items() if version == 2),
+        controllers, base = (
+            tuple(name for name, version in versions.items() if version == 2),
             delegated_base(),
         )
-        if base is not None and wanted and enable(base, wanted):
-            self._open(Parent(base / f"prorl-{name}", wanted, 2))
+        if base is not None and controllers and enable(base, controllers):
+            self._open(Parent(base / f"prorl-{name}", controllers, 2))
 
     def _open(self, parent: Parent) -> None:
         try:
@@ -182,8 +182,8 @@ def _rmdir(folder: Path) -> bool:
 
 
 def _count(file: Path, name: str) -> int:
-    found = words(file)
-    return int(found[found.index(name) + 1]) if name in found else 0
+    fields = words(file)
+    return int(fields[fields.index(name) + 1]) if name in fields else 0
 
 
 def _was_full(folder: Path) -> bool:
@@ -251,10 +251,10 @@ def _is_delegated(group: Path) -> bool:
     return False
 
 
-def enable(base: Path, wanted: tuple[str, ...]) -> bool:
+def enable(base: Path, controllers: tuple[str, ...]) -> bool:
     """Have the kernel pass these controllers on to the groups below `base`; whether it does."""
     control = base / "cgroup.subtree_control"
-    if set(wanted) <= set(words(control)):
+    if set(controllers) <= set(words(control)):
         return True
     for _ in range(MOVES):
         if not _is_top(base):
@@ -268,7 +268,7 @@ def enable(base: Path, wanted: tuple[str, ...]) -> bool:
             except OSError:
                 pass
         try:
-            write(control, delegate(wanted))
+            write(control, delegate(controllers))
         except OSError:
             continue  # something was forked in between
         return True

@@ -195,15 +195,15 @@ async def serve(socket: str, root: Path, kind: str, node_id: str, settings: Sett
 
 def main() -> int:
     """Run until SIGTERM; 2 and one line on stderr for what the user can mend."""
-    told = json.loads(sys.argv[1])
-    if parent_pid := told.pop("parent_pid", 0):
+    arguments = json.loads(sys.argv[1])
+    if parent_pid := arguments.pop("parent_pid", 0):
         calls.die_with_parent(signal.SIGKILL, parent_pid)
-    place = told.pop("socket"), Path(told.pop("root"))
-    kind, node_id = told.pop("kind", kinds.AUTO), told.pop("node_id", "local")
+    place = arguments.pop("socket"), Path(arguments.pop("root"))
+    kind, node_id = arguments.pop("kind", kinds.AUTO), arguments.pop("node_id", "local")
     if upstream := os.environ.pop(UPSTREAM_VARIABLE, ""):
-        told["network"] = {**told.get("network", {}), "upstream": upstream}
+        arguments["network"] = {**arguments.get("network", {}), "upstream": upstream}
     try:
-        run(serve(*place, kind, node_id, Settings(**told)))
+        run(serve(*place, kind, node_id, Settings(**arguments)))
     except (ConfigError, SandboxError) as error:
         print(f"sandboxd: {error}", file=sys.stderr)
         return 2

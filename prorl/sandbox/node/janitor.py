@@ -29,7 +29,7 @@ from prorl.sandbox.node.paths import SocketFolder, orphans
 from prorl.sandbox.node.uids import Uids, kill_uid
 from prorl.sandbox.trees import remove_tree
 
-GONE_S = 5.0
+EXIT_S = 5.0
 """For processes that were killed to be gone: one in the kernel, as in a slow disk's write, ends
 after it.
 """
@@ -171,11 +171,11 @@ async def end_launcher(note: Note) -> None:
                 os.kill(note.pid, number)
             except ProcessLookupError:
                 pass
-            await _wait_gone(note.pid, note.start_ticks)
+            await _wait_exit(note.pid, note.start_ticks)
 
 
 async def end_uid(note: Note) -> None:
-    for _ in range(int(GONE_S / 0.02)):
+    for _ in range(int(EXIT_S / 0.02)):
         with suppress(OSError):  # short of descriptors: nobody has been looked for
             if note.uid < 0 or not kill_uid(note.uid):
                 return
@@ -197,9 +197,9 @@ def remove_remains(note: Note, trash: Path) -> None:
             pass
 
 
-async def _wait_gone(pid: int, ticks: int) -> None:
+async def _wait_exit(pid: int, ticks: int) -> None:
     """Until the process has ended; checked each 5 ms, since it is nobody's child here."""
-    for _ in range(int(GONE_S / 0.005)):
+    for _ in range(int(EXIT_S / 0.005)):
         if start_ticks(pid) != ticks:
             return
         await asyncio.sleep(0.005)
@@ -213,10 +213,10 @@ def remove_strays(uids: Container[int]) -> None:
     it. Looked for where any user may write: `SHARED_FOLDERS`, and folders of root's below them. Not
     found: a file in a folder that another sandbox opened to everybody, which goes with that one.
     """
-    for found in procfs.sysv_objects():
-        if found.uid in uids or found.creator in uids:
+    for stray in procfs.sysv_objects():
+        if stray.uid in uids or stray.creator in uids:
             with suppress(OSError):  # gone meanwhile
-                calls.remove_sysv(found.kind, found.id)
+                calls.remove_sysv(stray.kind, stray.id)
     for folder in {os.path.realpath(folder) for folder in SHARED_FOLDERS}:
         _remove_strays_in(folder, uids)
 

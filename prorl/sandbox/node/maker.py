@@ -217,7 +217,7 @@ class Maker:
             _make_folder(note)
             self._cgroups.make(sandbox_id, spec.memory_bytes, spec.processes, spec.cpus)
             janitor.write_note(self._root, note)
-            status_fd = self._launch(self._told(note, spec, image, layer), path)
+            status_fd = self._launch(self._launch_record(note, spec, image, layer), path)
         except BaseException:
             live.exited.set_result(NEVER_STARTED)
             await self._clear_up(live, NEVER_STARTED, orphaned=False)
@@ -229,8 +229,8 @@ class Maker:
                 text = await self._open_network(live)
         except BaseException:
             # The start was cancelled in the middle: end it in the background.
-            given_up = Fate(FailureCode.SANDBOX_START, "the start was given up")
-            self._in_background(self.end(live, given_up))
+            fate = Fate(FailureCode.SANDBOX_START, "the start was given up")
+            self._in_background(self.end(live, fate))
             raise
         finally:
             os.close(status_fd)
@@ -268,7 +268,9 @@ class Maker:
             os.close(status_write)
         return status_read
 
-    def _told(self, note: Note, spec: SandboxSpec, image: tuple[str, ...], layer: str) -> Launch:
+    def _launch_record(
+        self, note: Note, spec: SandboxSpec, image: tuple[str, ...], layer: str
+    ) -> Launch:
         return Launch(
             sandbox_id=note.sandbox_id,
             spec=spec,

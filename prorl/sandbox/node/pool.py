@@ -114,7 +114,7 @@ class SandboxPool:
             await self._maker.end(live, fate_of(Cause.STOPPED))
 
     async def stop_owner(self, owner: str) -> None:
-        for reservation in [one for one in self._reserved if one.owner == owner]:
+        for reservation in [kept for kept in self._reserved if kept.owner == owner]:
             self._unreserve(reservation)
         mine = [live.ref.sandbox_id for live in self._maker.lives.values() if live.owner == owner]
         await asyncio.gather(*(self.stop(sandbox_id) for sandbox_id in mine))
@@ -224,9 +224,9 @@ class SandboxPool:
             for live in lives:
                 self._spawn(self.stop(live.ref.sandbox_id))
         if len(self._warm[spec]) < self._settings.warm and self._maker.has_room:
-            self._spawn(self._warm_one(spec))
+            self._spawn(self._make_spare(spec))
 
-    async def _warm_one(self, spec: SandboxSpec) -> None:
+    async def _make_spare(self, spec: SandboxSpec) -> None:
         try:
             live = await self._maker.make(spec)
         except SandboxError:

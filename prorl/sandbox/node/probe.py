@@ -17,11 +17,11 @@ from prorl.sandbox.node.pool import own_pool
 from prorl.types import SandboxSpec
 
 PROBE_S = 10.0
-CPU_IF_ASKED = "CPU time, where asked"
+CPU_ON_REQUEST = "CPU time, where asked"
 ADDED = {
     ("cgroups", "memory"): "memory of all processes together, by the kernel",
     ("cgroups", "pids"): "processes, by the kernel",
-    ("cgroups", "cpu"): CPU_IF_ASKED,
+    ("cgroups", "cpu"): CPU_ON_REQUEST,
     ("watchdog", "memory"): "memory of all processes together, by a watchdog",
     ("watchdog", "ptys"): "number of terminals, by a watchdog",
     ("watchdog", "workspace"): "size of the workspace, by a watchdog",
@@ -41,7 +41,7 @@ class Probe:
     cannot: tuple[str, ...]
 
 
-async def probe_one(name: str) -> Probe:
+async def probe_kind(name: str) -> Probe:
     """Start one sandbox of this kind and run `true` and `id -u` in it."""
     kind = kinds.load(name)
     try:
@@ -54,31 +54,31 @@ async def probe_one(name: str) -> Probe:
         return Probe(kind=name, works=False, reason=why, fix=kind.fix, enforces=(), cannot=())
     added = (what for (by, name), what in ADDED.items() if name in status[by])
     enforces, cannot = (*kind.enforces, *added), kind.cannot
-    if CPU_IF_ASKED in enforces:
+    if CPU_ON_REQUEST in enforces:
         cannot = tuple(what for what in cannot if what != "CPU share")
     ran = "ran a command as an ordinary user"
     return Probe(kind=name, works=True, reason=ran, fix="", enforces=enforces, cannot=cannot)
 
 
 async def probe() -> list[Probe]:
-    return [await probe_one(name) for name in kinds.known()]
+    return [await probe_kind(name) for name in kinds.names()]
 
 
 async def choose(kind: str = kinds.AUTO) -> str:
     """The first kind that works, or the one asked for. Raises ConfigError with one line."""
     if kinds.check(kind) != kinds.AUTO:
-        found = await probe_one(kind)
-        if not found.works:
+        probe = await probe_kind(kind)
+        if not probe.works:
             raise ConfigError(
-                f"sandbox kind {kind} does not work here: {found.reason}", hint=found.fix
+                f"sandbox kind {kind} does not work here: {probe.reason}", hint=probe.fix
             )
         return kind
     reasons = []
     for candidate in kinds.automatic():
-        found = await probe_one(candidate)
-        if found.works:
+        probe = await probe_kind(candidate)
+        if probe.works:
             return candidate
-        reasons.append(f"{candidate}: {found.reason}")
+        reasons.append(f"{candidate}: {probe.reason}")
     raise ConfigError(
         f"no sandbox works here ({'; '.join(reasons)})",
         "one of " + ", ".join(kinds.automatic()),
@@ -91,11 +91,11 @@ async def _try(kind: str) -> Mapping[str, Any]:
     async with own_pool(kind) as pool:
         ref = await pool.start("probe", "run", SandboxSpec(tools=("bash",)))
         async with connected(ref, pool.fate) as sandbox:
-            found = await sandbox.exec(["id", "-u"], PROBE_S)
+            reply = await sandbox.exec(["id", "-u"], PROBE_S)
         status = pool.status()
-    if found.exit_code != 0 or found.output.strip() in ("", "0"):
+    if reply.exit_code != 0 or reply.output.strip() in ("", "0"):
         raise ConfigError(
-            f"`id -u` inside gave {found.output.strip()!r} with exit code {found.exit_code}",
+            f"`id -u` inside gave {reply.output.strip()!r} with exit code {reply.exit_code}",
             "an ordinary uid",
         )
     return status

@@ -112,13 +112,13 @@ def _try_lock(block: int) -> ExitStack | None:
 
 def kill_uid(uid: int) -> bool:
     """SIGKILL to whatever has this uid now; whether there was anything."""
-    found = [pid for pid, owner in living_uids().items() if owner == uid]
-    for pid in found:
+    pids = [pid for pid, owner in living_uids().items() if owner == uid]
+    for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-    return bool(found)
+    return bool(pids)
 
 
 def living_uids() -> dict[int, int]:

@@ -35,12 +35,12 @@ class Images:
             )
         if (spec.overlay_bytes or spec.fakeroot) and not (image and self._kind.overlays):
             capable = kinds.capable(lambda kind: kind.overlays)
-            given = (
+            problem = (
                 f"overlay_bytes or fakeroot with kind {self._name} and"
                 f" {f'image {image!r}' if image else 'no image'}"
             )
             raise SandboxError(
-                FailureCode.BAD_TASK, f"{given}; expected kind {capable} and an image"
+                FailureCode.BAD_TASK, f"{problem}; expected kind {capable} and an image"
             )
         return await self._cache.locate(image) if image else ()
 
@@ -84,9 +84,9 @@ class UserTools:
         bundle = self._bundle
         for name in users:
             if name not in bundle.names:
-                known = ", ".join(sorted({*CATALOGUE, *bundle.names}))
+                tools = ", ".join(sorted({*CATALOGUE, *bundle.names}))
                 raise SandboxError(
                     FailureCode.BAD_TASK,
-                    bundle.problems.get(name, f"no tool {name!r} on this node; there are {known}"),
+                    bundle.problems.get(name, f"no tool {name!r} on this node; there are {tools}"),
                 )
         return str(self._path)

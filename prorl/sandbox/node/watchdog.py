@@ -127,9 +127,9 @@ class LimitWatchdog:
         for first in range(0, len(pids), SLICE):
             begin = time.thread_time()
             for pid in pids[first : first + SLICE]:
-                found = procfs.stat(pid)
-                if found is not None:
-                    table[pid] = found
+                status = procfs.stat(pid)
+                if status is not None:
+                    table[pid] = status
             self.cpu_s += time.thread_time() - begin
             await asyncio.sleep(0)
         return table
@@ -152,10 +152,10 @@ class LimitWatchdog:
 
 
 def _below(root: int, children: Mapping[int, Iterable[int]]) -> list[int]:
-    found = [root]
-    for pid in found:
-        found += children.get(pid, ())
-    return found
+    pids = [root]
+    for pid in pids:
+        pids += children.get(pid, ())
+    return pids
 
 
 def _timed_disk_bytes(folder: str, limit: int) -> tuple[int, float]:
