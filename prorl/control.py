@@ -53,7 +53,7 @@ Version = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
 
 
 class Kind(StrEnum):
-    """What a control row says; the record with this `kind` tells who and with what."""
+    """Names the kinds of control rows; the record with this `kind` tells who and with what."""
 
     HELLO = "hello"
     STARTED = "started"
@@ -341,7 +341,7 @@ class BackendStatus(Payload, frozen=True, kw_only=True):
 
 
 class RefusalReason(StrEnum):
-    """Why the log does not take an attempt."""
+    """Says why the log does not take an attempt."""
 
     FENCED = "fenced"
     """Superseded, or its rollout has ended."""
@@ -365,7 +365,7 @@ class Done(Payload, frozen=True):
 
 
 class Problem(Payload, frozen=True, kw_only=True):
-    """Why a request did not take effect; the row's `code` says of which sort it is."""
+    """Holds why a request did not take effect; the row's `code` says of which sort it is."""
 
     kind = Kind.REPLY
     message: str = ""
@@ -402,8 +402,8 @@ class PartFile:
 
 
 class TrajectorySummary(ControlRecord, frozen=True, kw_only=True):
-    """What the log keeps of a committed trajectory besides its reward. Columns of `rollouts`, in
-    the log and in the run directory, under these names.
+    """Holds what the log keeps of a committed trajectory besides its reward. Columns of `rollouts`,
+    in the log and in the run directory, under these names.
     """
 
     min_version: Version = -1
@@ -498,7 +498,9 @@ class Delivered(NamedTuple):
 
 
 class HandedOut(Payload, frozen=True, kw_only=True):
-    """What became of the groups of a `Handout`; those that the log does not know are left out."""
+    """Holds what became of the groups of a `Handout`; those that the log does not know are left
+    out.
+    """
 
     kind = Kind.REPLY
     delivered: tuple[Delivered, ...] = ()

@@ -180,7 +180,7 @@ _THEIRS: set[str] = set()
 
 
 def is_users(module: str) -> None:
-    """What is raised in this module or below it is its user's doing, and is told with its place."""
+    """Counts what this module or one below it raises as its user's, named with its place."""
     if not module.startswith("prorl."):
         _THEIRS.add(module)
 

@@ -137,8 +137,8 @@ class GroupMember:
 
     @property
     def valid(self) -> bool:
-        """Whether its reward counts: it completed, and not by a fault of ours. It must have a token
-        that trains: one whose weights are known.
+        """Tells whether its reward counts: it completed, and not by a fault of ours. It must have a
+        token that trains: one whose weights are known.
         """
         return (
             self.state is RolloutState.COMPLETED

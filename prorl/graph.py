@@ -35,7 +35,7 @@ class Graph:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Of workers that have a control stream."""
+        """The roles of workers that have a control stream."""
         return (*self.names, "store")
 
     @property

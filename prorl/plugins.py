@@ -147,7 +147,7 @@ def version_of(names: Iterable[str]) -> str:
 
 @lru_cache(maxsize=256)
 def _sha256(file: str, *_seen: int) -> str:
-    """Of a file as it was when it had this time, size and inode."""
+    """Returns the digest of a file as it was when it had this time, size and inode."""
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 

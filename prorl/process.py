@@ -159,7 +159,7 @@ async def serve_part(name: str, serving: Serving, config: ServiceConfig) -> int:
 
 
 def settle_heap() -> None:
-    """What was made until now stays: leave it out of every later garbage collection. So that one
+    """Leaves what was made until now out of every later garbage collection. So that one
     costs by what has come since and stops the loop for milliseconds.
     """
     gc.collect()

@@ -69,7 +69,7 @@ class Channel(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether both ends are one process, so that nothing goes through a socket."""
+        """Tells whether both ends are one process, so that nothing goes through a socket."""
 
     def send(self, batch: pa.RecordBatch) -> None:
         """Queue a batch for the other end."""
@@ -256,7 +256,7 @@ class Sandbox(Protocol):
 
 @runtime_checkable
 class Listens(Protocol):
-    """What a Sandbox has besides, in which a program may call us."""
+    """Describes what a Sandbox has besides, in which a program may call us."""
 
     async def listen(self) -> socket.socket:
         """A socket that listens on the sandbox's own loopback: who connects to it runs inside. The

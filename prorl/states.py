@@ -42,7 +42,7 @@ class RolloutState(StrEnum):
 
     @property
     def terminal(self) -> bool:
-        """Whether the rollout's fate is decided."""
+        """Tells whether the rollout's fate is decided."""
         return self in (RolloutState.COMPLETED, RolloutState.FAILED, RolloutState.CANCELLED)
 
 
@@ -64,7 +64,7 @@ class GroupState(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why the agent loop ended."""
+    """Says why the agent loop ended."""
 
     DONE = "done"
     """The policy gave its final answer."""
@@ -79,7 +79,7 @@ class StopReason(StrEnum):
 
 
 class Lineage(StrEnum):
-    """Which conversation of a rollout a token sequence holds."""
+    """Says which conversation of a rollout a token sequence holds."""
 
     MAIN = "main"
     """The one that was given the task."""
@@ -96,7 +96,7 @@ TASK_LINEAGES = (Lineage.MAIN, Lineage.COMPACTED)
 
 
 class FinishReason(StrEnum):
-    """Why one model call ended (vLLM's words)."""
+    """Says why one model call ended (vLLM's words)."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -104,7 +104,7 @@ class FinishReason(StrEnum):
 
 
 class FailureClass(StrEnum):
-    """Who caused it, which decides whether it trains and whether it is tried again."""
+    """Says who caused it, which decides whether it trains and whether it is tried again."""
 
     NONE = ""
     """Nothing failed."""
@@ -119,12 +119,12 @@ class FailureClass(StrEnum):
 
     @property
     def trains(self) -> bool:
-        """Whether a rollout that ended so is scored, committed and trained on."""
+        """Tells whether a rollout that ended so is scored, committed and trained on."""
         return self is FailureClass.NONE or self is FailureClass.POLICY
 
 
 class FailureCode(StrEnum):
-    """What happened. `FAILURE_CLASS` maps each code to its class."""
+    """Says what happened. `FAILURE_CLASS` maps each code to its class."""
 
     NONE = ""
     DEADLINE = "deadline"
@@ -164,7 +164,7 @@ class FailureCode(StrEnum):
 
 
 class Trouble(StrEnum):
-    """What is wrong with a model server, as evidence for its health."""
+    """Says what is wrong with a model server, as evidence for its health."""
 
     REFUSED = "refused"
     """Nobody listens there, or the connection broke."""

@@ -89,7 +89,7 @@ class ActiveLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """As `asyncio.run`, on an `ActiveLoop`."""
+    """Runs as `asyncio.run` does, on an `ActiveLoop`."""
     with asyncio.Runner(loop_factory=ActiveLoop) as runner:
         return runner.run(main)
 

@@ -61,7 +61,7 @@ UNKNOWN_VERSION = PolicyVersion(-1)
 
 
 class RunWeights(NamedTuple):
-    """What servers' labels say about a run's weights (`prorl/backends/labels.py`)."""
+    """Holds what servers' labels say about a run's weights (`prorl/backends/labels.py`)."""
 
     tag: str
     """The run's: `TAG:VERSION:NONCE` names weights that it published."""
@@ -76,7 +76,7 @@ class RunWeights(NamedTuple):
 
 
 class SpanKind(IntEnum):
-    """What a span of tokens is; stored as uint8."""
+    """Says what a span of tokens is; stored as uint8."""
 
     CONTEXT = 0
     """Prompt or tool output: no logprobs."""
@@ -124,8 +124,8 @@ def _without_none(value: Json) -> Json:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are sampled. Training runs use top_p 1 and no top_k, so that logprobs are those of
-    the policy.
+    """Holds how tokens are sampled. Training runs use top_p 1 and no top_k, so that logprobs are
+    those of the policy.
     """
 
     temperature: float = 1.0
@@ -322,8 +322,8 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why something ended other than well. `failure_class` follows from the code unless the stage
-    knows better.
+    """Holds why something ended other than well. `failure_class` follows from the code unless the
+    stage knows better.
     """
 
     code: FailureCode
@@ -341,7 +341,7 @@ NO_FAILURE = Failure(code=FailureCode.NONE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoorCounts:
-    """What became of a program's calls (`prorl.agents.capture`).
+    """Holds what became of a program's calls (`prorl.agents.capture`).
 
     They are zeros where no program drove the policy. `prorl.schema.fields.DOOR` says what each
     one counts.
@@ -358,7 +358,7 @@ class DoorCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trajectory:
-    """What RUN leaves of an attempt."""
+    """Holds what RUN leaves of an attempt."""
 
     sequences: tuple[Sequence, ...]
     turns: tuple[Turn, ...]
@@ -379,7 +379,7 @@ class Trajectory:
 
 
 class Judgement(NamedTuple):
-    """What one reward function found, where a number alone would leave people asking why."""
+    """Holds what one reward function found, where a number alone would leave people asking why."""
 
     value: float
     log: str = ""
@@ -397,7 +397,7 @@ class RewardPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What EVAL found: reward = sum(value * weight)."""
+    """Holds what EVAL found: reward = sum(value * weight)."""
 
     parts: tuple[RewardPart, ...]
     log: str = ""
@@ -451,7 +451,7 @@ def image_name(reference: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSpec:
-    """What an env asks of a sandbox for one stage."""
+    """Holds what an env asks of a sandbox for one stage."""
 
     image: str = ""
     """Absolute path of a folder or .sif, a name of the node's registry (`prorl image`), or

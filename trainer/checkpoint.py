@@ -69,7 +69,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingState:
-    """Where a training stands; everything but tensors."""
+    """Holds where a training stands; everything but tensors."""
 
     step: int = 0
     version: int = 0

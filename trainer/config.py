@@ -11,8 +11,8 @@ from prorl.trainer.loss import LossConfig
 
 
 class TrainerConfig(LossConfig):
-    """What `python -m prorl.trainer --config FILE` reads, with the coefficients of the loss. Paths
-    are relative to the working directory.
+    """Holds what `python -m prorl.trainer --config FILE` reads, with the coefficients of the loss.
+    Paths are relative to the working directory.
     """
 
     service: str = Field(

@@ -30,7 +30,7 @@ from prorl.types import Json, SpanKind
 
 
 class Tokens(NamedTuple):
-    """What the loss knows of each sampled token besides its ids, [C]."""
+    """Holds what the loss knows of each sampled token besides its ids, [C]."""
 
     trained_C: torch.Tensor
     fresh_C: torch.Tensor

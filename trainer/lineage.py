@@ -32,8 +32,8 @@ ROWS = "trained.parquet"
 
 
 class SequenceOutcomes:
-    """What became of each sequence of a batch; `Learner.update` fills it. B sequences, C sampled
-    tokens.
+    """Holds what became of each sequence of a batch; `Learner.update` fills it. B sequences, C
+    sampled tokens.
     """
 
     def __init__(self, batch: PackedBatch) -> None:

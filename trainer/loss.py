@@ -59,7 +59,7 @@ class LossConfig(BaseModel):
 
 
 class Shares(NamedTuple):
-    """What each sampled token of a minibatch stands for in its mean."""
+    """Holds what each sampled token of a minibatch stands for in its mean."""
 
     share_C: torch.Tensor
     """0 where a token does not train."""

@@ -161,7 +161,7 @@ class Packed:
 
 
 class TokenLogprobs(NamedTuple):
-    """Of the sampled tokens at their recorded temperature; entropy has no gradient."""
+    """Logprobs of the sampled tokens at their recorded temperature; entropy has no gradient."""
 
     logprobs_C: torch.Tensor
     entropy_C: torch.Tensor

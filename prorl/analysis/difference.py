@@ -47,7 +47,7 @@ class Difference(NamedTuple):
 
 
 def difference(ask_a: Ask, ask_b: Ask) -> Difference:
-    """Of the tasks that both runs have scored; `mean` is nan where there is none."""
+    """Compares the tasks that both runs have scored; `mean` is nan where there is none."""
     a, b = ({row["task_id"]: row for row in ask(REWARDS)} for ask in (ask_a, ask_b))
     tasks = [_task(a[task], b[task]) for task in a.keys() & b.keys()]
     tasks.sort(key=lambda row: (not row.flipped, -abs(row.difference), row.task_id))

@@ -93,9 +93,9 @@ def _token_rows(stored: StoredRun, everything: bool = False) -> Rows:
 
 
 def trl(stored: StoredRun, everything: bool = False) -> Rows:
-    """As TRL's `rollout_func` gives them: prompt, completion, logprobs, and a mask. The prompt is
-    the context before the first sampled token; logprobs are as long as the completion; the mask
-    says which of its tokens are the model's.
+    """Returns rows as TRL's `rollout_func` gives them: prompt, completion, logprobs, and a mask.
+    The prompt is the context before the first sampled token; logprobs are as long as the
+    completion; the mask says which of its tokens are the model's.
     """
     for row in _token_rows(stored, everything):
         ids, mask, sampled = (row.pop(n) for n in ("token_ids", "loss_mask", "sampled_mask"))

@@ -22,9 +22,9 @@ _ENVS = "select distinct env from tasks order by env"
 
 
 def provenance(stored: StoredRun, ask: Callable[[str], list[dict[str, Json]]]) -> dict[str, str]:
-    """By what it is; a thing that the run does not know is not there. `ask`: SQL of its tables.
-    Tasks are those that the run was given, whatever file they came from; files are those of `prorl
-    run`, which are the task file and users' envs.
+    """Returns the run's provenance by what it is; what the run does not know is left out. `ask`:
+    SQL of its tables. Tasks are those that the run was given, whatever file they came from; files
+    are those of `prorl run`, which are the task file and users' envs.
     """
     manifest = stored.manifest
     renderer = manifest.get("renderer") or {}

@@ -54,7 +54,7 @@ class Span(NamedTuple):
 
 
 class ReadPosition(NamedTuple):
-    """How far a reader has come in the order of commits."""
+    """Holds how far a reader has come in the order of commits."""
 
     committed_us: int = -1
     rollout_id: int = -1

@@ -49,7 +49,7 @@ class Scalar(NamedTuple):
 
 
 class Tracker(Protocol):
-    """Where scalars go. Another one is a class with these methods, named `module:Class`."""
+    """Takes scalars. Another one is a class with these methods, named `module:Class`."""
 
     def write(self, scalars: Sequence[Scalar]) -> None:
         """Scalars of one place on one axis; places of an axis ascend."""

@@ -26,7 +26,7 @@ from prorl.storage.serve.replay import ReplayOrder, delivery_order, stored_index
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Twist:
-    """What is other than it was; nothing by default."""
+    """Holds what is other than it was; nothing by default."""
 
     select: str = ""
     """SQL over the run with a column `group_id`: these groups, in this order; dropped ones too."""

@@ -47,7 +47,9 @@ async def open_probed(
     model: str = "",
     api_key: str = "",
 ) -> Backend:
-    """As `open_backend`; one that can be probed has shown what it is. Raises BackendError, too."""
+    """Opens a backend as `open_backend` does, and probes it where it can be probed. Raises
+    BackendError, too.
+    """
     backend = open_backend(url, renderer, env, model=model, api_key=api_key)
     if isinstance(backend, ProbedBackend):
         try:

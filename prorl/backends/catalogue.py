@@ -28,7 +28,7 @@ ADAPTER_FILE = "adapter_config.json"
 
 
 class BackendContext(NamedTuple):
-    """What a backend may use of the process that opens it."""
+    """Holds what a backend may use of the process that opens it."""
 
     renderer: Renderer | RemoteRenderer
     env: Callable[[str], Env]

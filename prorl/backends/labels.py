@@ -72,7 +72,7 @@ MUTE_S = 30.0
 
 
 class Labels:
-    """What one server states about its weights. Belongs to one event loop.
+    """Holds what one server states about its weights. Belongs to one event loop.
 
     `ask` gives the label, or None for a server that states none; raises BackendError.
     """

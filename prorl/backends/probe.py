@@ -173,7 +173,7 @@ async def check_server(backend: ModelServer, model: str = "") -> None:
 
 
 class Vocabulary(NamedTuple):
-    """What a server must share with a run's renderer, and the context that the run wants."""
+    """Holds what a server must share with a run's renderer, and the context that the run wants."""
 
     size: int
     text: str

@@ -43,7 +43,7 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a scripted URL asks for; each field is a query parameter."""
+    """Holds what a scripted URL asks for; each field is a query parameter."""
 
     p: Share = 0.5
     """flaky: mean probability of being right; each task has its own."""

@@ -168,7 +168,7 @@ class VllmBackend:
             raise BackendError(error.code, error.message, Trouble.MALFORMED) from error
 
     async def probe(self) -> None:
-        """As `check_logprobs`."""
+        """Probes the server as `check_logprobs` does."""
         await self.discover()
         await check_logprobs(self, self.vocab_size)
 

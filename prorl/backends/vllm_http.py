@@ -193,7 +193,7 @@ def _unavailable(where: str, cause: BaseException, trouble: Trouble) -> BackendE
 
 @contextmanager
 def _as_backend_error(where: str) -> Iterator[None]:
-    """What a connection raises, told as the trouble that it is."""
+    """Turns what a connection raises into a BackendError of its trouble."""
     try:
         yield
     except (TimeoutError, aiohttp.ServerTimeoutError) as cause:

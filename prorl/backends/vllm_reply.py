@@ -240,7 +240,7 @@ class EventParser:
 
 
 def _check_names(ids: list[int], logprobs: list[float], names: Json, likely: Json) -> None:
-    """What is said of the tokens once more, by their names. Raises ValueError.
+    """Checks the tokens' names, which say the ids once more. Raises ValueError.
 
     Names are `token_id:ID` where the server heeds `return_tokens_as_token_ids`; texts are believed.
     """

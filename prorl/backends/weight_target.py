@@ -53,7 +53,7 @@ def _rename(label: str) -> WeightCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightDialect:
-    """What a kind of server wants to hear."""
+    """Holds what a kind of server wants to hear."""
 
     name: str
     update: Callable[[str, int, str, str], tuple[WeightCall, ...]]

@@ -164,7 +164,7 @@ def _rows(name: str, load: Load, works: Sequence[Workload]) -> list[Figure]:
 
 
 def _best(policies: Sequence[Policy], works: Sequence[Workload], setup: Setup) -> list[Outcome]:
-    """Of the setting that is fastest over all."""
+    """Returns the outcomes of the setting that is fastest over all."""
     outcomes_by_policy = [[policy(work, setup) for work in works] for policy in policies]
     return min(
         outcomes_by_policy, key=lambda outcomes: sum(outcome.seconds for outcome in outcomes)

@@ -135,7 +135,7 @@ class Setup:
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What a policy took for the same informative groups."""
+    """Holds what a policy took for the same informative groups."""
 
     seconds: float = 0.0
     waited_s: float = 0.0

@@ -185,7 +185,7 @@ class GrowingRun:
             self.write(len(batch))
 
     def commit_rest(self) -> None:
-        """What the log knows and no part holds: the events of the last hand-outs."""
+        """Commits what the log has and no part holds: the events of the last hand-outs."""
         self._commit("rest", ())
         self.write(0)
 
@@ -222,7 +222,7 @@ class GrowingRun:
             self.core = self._start()
 
     def snapshot(self, what: str) -> None:
-        """What a store that has come is told, without the tasks that it does not have."""
+        """Reads what a new store is sent, without the tasks that it does not have."""
         with self.meter(what, 1):
             run_news(self.log, self.run)
             read_page(self.log, self.run.outbox.end)
@@ -339,7 +339,7 @@ class Size:
         self._lives.clear()
 
     def end(self) -> None:
-        """What can be done once only."""
+        """Does what can be done once only."""
         self.live("pooled").cancel("cancel, all of it pooled", min(CANCELLED, self.size))
         done = self.live("done")
         done.accept(IN_HAND)
@@ -379,7 +379,7 @@ def _memory() -> Iterator[Figure]:
 
 @contextmanager
 def _traced_memory() -> Iterator[list[int]]:
-    """Bytes that what is done in the block leaves behind."""
+    """Measures the bytes that the block leaves behind."""
     sizes: list[int] = []
     gc.collect()
     tracemalloc.start()

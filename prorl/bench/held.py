@@ -99,7 +99,7 @@ def check_room(count: int) -> None:
 
 
 def max_processes() -> int:
-    """Of this user and this machine, that may still come."""
+    """Returns how many more processes this user and this machine may have."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     all_pids = int(Path("/proc/sys/kernel/pid_max").read_text())
     there = sum(name.isdecimal() for name in os.listdir("/proc"))
@@ -107,7 +107,7 @@ def max_processes() -> int:
 
 
 class Look(NamedTuple):
-    """What the service uses and holds at one moment."""
+    """Holds what the service uses and holds at one moment."""
 
     at_s: float
     cpu_s: float

@@ -213,7 +213,7 @@ TURNS = 3
 
 
 class Took(NamedTuple):
-    """What one round found; `more` is the path's own."""
+    """Holds what one round found; `more` is the path's own."""
 
     seconds: float
     num_tokens: int

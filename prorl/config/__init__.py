@@ -83,7 +83,7 @@ class StageConfig(StrictModel):
 
 
 class BuildConfig(StrictModel):
-    """How images are built from the Dockerfiles of tasks; a change builds them anew."""
+    """Holds how images are built from the Dockerfiles of tasks; a change builds them anew."""
 
     bases: dict[str, str] = Field(
         default_factory=dict, description="image to take, by the reference that FROM names"
@@ -102,7 +102,7 @@ class BuildConfig(StrictModel):
 
 
 class NetworkConfig(StrictModel):
-    """What sandboxes may reach at most, always through the node's proxy (docs/network.md)."""
+    """Holds what sandboxes may reach at most, always through the node's proxy (docs/network.md)."""
 
     mode: Literal["no-network", "allowlist", "public"] = Field(
         default="no-network",
@@ -230,7 +230,7 @@ class SandboxConfig(StrictModel):
 
 
 class StoreConfig(StrictModel):
-    """How the store batches parts."""
+    """Holds how the store batches parts."""
 
     flush_s: float = Field(
         default=0.5,
@@ -260,7 +260,7 @@ class StoreConfig(StrictModel):
 
 
 class Listener(NamedTuple):
-    """What a service shows to other hosts."""
+    """Holds what a service shows to other hosts."""
 
     host: str
     port: int
@@ -430,7 +430,7 @@ class ServiceConfig(StrictModel):
 
     @property
     def listener(self) -> Listener | None:
-        """Where other hosts reach the service, or None when they do not."""
+        """Tells where other hosts reach the service, or None when they do not."""
         if not self.listen:
             return None
         host, _, port = self.listen.rpartition(":")
@@ -482,7 +482,7 @@ _SAMPLING, _LIMITS = SamplingParams(), RolloutLimits()
 
 
 class Sampling(StrictModel):
-    """How tokens are sampled; see `prorl.types.SamplingParams`."""
+    """Holds how tokens are sampled; see `prorl.types.SamplingParams`."""
 
     temperature: float = Field(
         default=_SAMPLING.temperature,
@@ -511,7 +511,8 @@ class Sampling(StrictModel):
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether unlikely tokens are never sampled, so that logprobs are not the policy's own.
+        """Tells whether unlikely tokens are never sampled, so that logprobs are not the policy's
+        own.
 
         Temperature 0 is the extreme: only the likeliest token is sampled.
         """

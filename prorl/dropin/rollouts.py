@@ -70,7 +70,7 @@ class FinishedRollout(NamedTuple):
 
     @property
     def failed(self) -> str:
-        """Why its reward does not count; empty where it does."""
+        """Tells why its reward does not count; empty where it does."""
         row = self.row
         return "" if row["valid"] else str(row["failure_message"] or row["failure_code"]) or "void"
 

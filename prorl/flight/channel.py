@@ -79,7 +79,7 @@ def _write(writer: fl.FlightStreamWriter, sender: Sender, *, idle: bool) -> None
 
 
 class _End(ABC):
-    """What both ends share: the loop's side of a stream."""
+    """Holds what both ends share: the loop's side of a stream."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, peer: Mapping[str, Json], node: str = ""

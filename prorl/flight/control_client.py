@@ -136,7 +136,7 @@ class ControlClient:
         return 0.0 if self._channel is not None else now - self._alone_since
 
     def announce(self, location: str) -> None:
-        """Where this worker's edge is served; told with the next hello."""
+        """Notes where this worker's edge is served, for the next hello."""
         self._identity = structs.replace(self._identity, location=location)
 
     def leave(self) -> None:

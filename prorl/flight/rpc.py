@@ -91,7 +91,7 @@ class ServedVerbs(fl.ServerMiddlewareFactory):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightReads:
-    """What a listener answers beside channels.
+    """Holds what a listener answers beside channels.
 
     The coroutines run on the loop, and are cancelled when their client goes.
     """
@@ -238,7 +238,7 @@ class RpcServer(fl.FlightServerBase):  # type: ignore[misc]
 
 @contextmanager
 def _as_flight() -> Iterator[None]:
-    """What is refused inside crosses the wire as its own class, without a traceback."""
+    """Sends a refusal over the wire as its own class, without a traceback."""
     try:
         yield
     except ProrlError as error:

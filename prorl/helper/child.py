@@ -271,7 +271,7 @@ def _be_the_first_to_go() -> None:
 
 
 def _bound_memory(more_bytes: int) -> None:
-    """What this process may have of its own from here on; 0 = no bound."""
+    """Bounds this process's own memory from here on; 0 = no bound."""
     if more_bytes:
         with open("/proc/self/statm") as file:
             data = int(file.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")

@@ -26,7 +26,7 @@ log = logging.getLogger("prorl.helper")
 
 
 class _Limits(NamedTuple):
-    """Of one question, whichever process answers it."""
+    """The limits of one question, whichever process answers it."""
 
     what: str
     wall_s: float

@@ -44,7 +44,7 @@ CallBack = Callable[..., Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class HelperProgram:
-    """What to start: `python -m module arguments`, and its limits."""
+    """Holds what to start: `python -m module arguments`, and its limits."""
 
     module: str
     arguments: tuple[str, ...] = ()
@@ -285,7 +285,7 @@ class Helper:
             call.add_done_callback(self._done)
 
     async def _do(self, call_back: CallBack, number: int, *op: Any) -> None:
-        """What it asks us to do, and the reply."""
+        """Does what the helper asks for, and replies."""
         try:
             reply = await call_back(*op)
         except asyncio.CancelledError:

@@ -54,7 +54,7 @@ class Marks(Protocol):
     """A sandbox that remembers calls by their ids."""
 
     def mark(self, call: CallId | None) -> None:
-        """What it is asked next belongs to this tool call; None: to none."""
+        """Notes the tool call that the next questions belong to; None: to none."""
 
 
 class AttemptJournal:

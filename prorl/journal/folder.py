@@ -168,7 +168,7 @@ class Journals:
             self._end(journal, again=True)
 
     def _end(self, journal: _Open, *, again: bool) -> None:
-        """What a journal holds goes now; `again`: its file waits for another attempt."""
+        """Removes what a journal holds; `again`: its file waits for another attempt."""
         fd, journal.fd = journal.fd, -1
         if fd < 0:
             return

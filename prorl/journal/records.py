@@ -69,7 +69,7 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolAnswer:
-    """What the policy is told of a tool call, or by the env's own turn."""
+    """Holds what the policy is told of a tool call, or by the env's own turn."""
 
     turn: int
     index: int
@@ -84,7 +84,7 @@ class ToolAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnd:
-    """How the agent loop of an attempt ended."""
+    """Holds how the agent loop of an attempt ended."""
 
     stop: StopReason
     code: FailureCode
@@ -270,7 +270,7 @@ _READ: dict[FrameKind, Callable[[memoryview], Past | Takeover]] = {
 
 
 class Recovered(NamedTuple):
-    """What the last life of this worker left of an attempt."""
+    """Holds what the last life of this worker left of an attempt."""
 
     key: AttemptKey
     row: Row

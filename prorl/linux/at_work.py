@@ -41,7 +41,7 @@ _now: bytes | None = None
 
 
 def page() -> int:
-    """For a child; the caller closes it."""
+    """Returns the page for a child; the caller closes it."""
     made = os.memfd_create("at-work", os.MFD_CLOEXEC)
     os.truncate(made, PAGE_BYTES)
     return made

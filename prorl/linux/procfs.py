@@ -27,7 +27,7 @@ class Stat(NamedTuple):
 
 
 class SysVObject(NamedTuple):
-    """Of System V: shared memory, a queue or a set of semaphores."""
+    """An object of System V: shared memory, a queue or a set of semaphores."""
 
     kind: str
     """shm, msg or sem."""

@@ -64,7 +64,7 @@ BACKDATE = datetime.timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What one end of a connection shows and what it believes. All PEM text."""
+    """Holds what one end of a connection shows and what it believes. All PEM text."""
 
     role: str
     authority: str
@@ -117,7 +117,7 @@ class Credentials:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Of a file that `write` wrote, or of a join file. Raises ConfigError."""
+        """Reads a file that `write` wrote, or a join file. Raises ConfigError."""
         try:
             values = json.loads(path.read_text())
             return cls(**{name: values[name] for name in cls.__dataclass_fields__})
@@ -153,12 +153,12 @@ class Credentials:
 
     @property
     def ends_soon(self) -> bool:
-        """Whether it is time for another one."""
+        """Tells whether it is time for another one."""
         return self.remaining_days() < min(RENEW_DAYS, self.life_days / 3)
 
     @property
     def look_s(self) -> float:
-        """How often to look whether it is: four times within that third."""
+        """Tells how often to look whether it is: four times within that third."""
         return max(1.0, min(LOOK_HOURS * 3600, self.life_days * 86400 / 12))
 
 
@@ -183,7 +183,7 @@ AnyCredentials = Credentials | LiveCredentials
 
 
 class Caller(NamedTuple):
-    """Who is at the other end of a connection from another host."""
+    """Holds who is at the other end of a connection from another host."""
 
     role: str
     node: str = ""

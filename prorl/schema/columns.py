@@ -64,7 +64,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """What RUN reads of a READY row."""
+    """Holds what RUN reads of a READY row."""
 
     lease: Lease
     sandbox: SandboxRef

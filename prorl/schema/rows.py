@@ -92,7 +92,7 @@ def stack(parts: Sequence[Row]) -> pa.RecordBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
-    """What a stage adds to one row: a record with a field for each added column, of its name.
+    """Holds what a stage adds to one row: a record with a field for each added column, of its name.
     Structs are records or tuples in the order of their fields.
     """
 
@@ -101,12 +101,14 @@ class Added:
 
     @property
     def failure(self) -> Failure:
-        """What this stage itself says went wrong."""
+        """Tells what this stage itself says went wrong."""
         return NO_FAILURE
 
     @property
     def is_committed(self) -> bool:
-        """Whether the store makes the row the rollout's; else the attempt ends with its failure."""
+        """Tells whether the store makes the row the rollout's; else the attempt ends with its
+        failure.
+        """
         return self.failure.failure_class.trains
 
     @property

@@ -321,7 +321,7 @@ class WeightPublisher:
                 raise ConflictError(problem, "an open run", "all its servers were out")
 
     async def _keep(self, row: VersionRow) -> None:
-        """In the run's directory, for readers: a disk that refuses stops no training."""
+        """Writes it into the run's directory for readers; a disk that refuses stops no training."""
         try:
             await asyncio.to_thread(self._keep_row, row)
         except OSError as error:

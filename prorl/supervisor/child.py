@@ -53,7 +53,7 @@ CRASHES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
-    """What to start, and when it is asked to stop (lower ranks first)."""
+    """Holds what to start, and when it is asked to stop (lower ranks first)."""
 
     name: str
     module: str

@@ -43,7 +43,7 @@ class Root:
 
     @property
     def service_file(self) -> Path:
-        """What every child reads; also tells clients on this host where the service is."""
+        """Tells what every child reads; also tells clients on this host where the service is."""
         return self.path / "service.json"
 
     def acquire(self) -> None:

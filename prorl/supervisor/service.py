@@ -70,7 +70,7 @@ BACKOFF_S = (0.0, 0.1, 0.2, 0.5, 1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarts:
-    """What the decision needs to know of one child."""
+    """Holds what the decision needs to know of one child."""
 
     count: int = 0
     """Restarts since the last commit."""
@@ -180,7 +180,7 @@ class Supervisor:
         self._root.write(self.config)
 
     async def _renew_certificates(self) -> None:
-        """Those of the service and of its join files, before they end; a node asks for its own."""
+        """Renews the certificates of the service and its join files; a node asks for its own."""
         while self.config.listen:
             look_s = await asyncio.to_thread(self._root.open_to_others, self.config)
             await asyncio.sleep(look_s)

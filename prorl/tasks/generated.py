@@ -218,7 +218,7 @@ def _draw_sum(split: Split, seed: int, rng: random.Random, index: int) -> Task |
 
 
 def _operand(rng: random.Random, digits: int) -> int:
-    """Between 2 and `digits` digits, each length as likely."""
+    """Draws a number of 2 to `digits` digits, each length as likely."""
     length = rng.randint(1, digits)
     return rng.randint(max(2, 10 ** (length - 1)), 10**length - 1)
 

@@ -109,7 +109,7 @@ class AppendedTable:
         raise StorageError(f"{self.run.path(self.table)}: others append too fast")
 
     def all_keys(self) -> list[str]:
-        """In order. Raises StorageError."""
+        """Returns all keys in order. Raises StorageError."""
         return [key for piece in self.pieces() for key in self._keys(piece)]
 
     def _keys(self, piece: PieceName) -> list[str]:

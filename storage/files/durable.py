@@ -59,7 +59,7 @@ def write_local(path: Path, content: bytes | pa.Buffer) -> None:
 
 
 def replace_local(path: Path, content: bytes | pa.Buffer) -> None:
-    """As `write_local`, for a name that is given again: readers see the old or the new, whole."""
+    """Writes as `write_local` does, over a name in use: readers see the old or the new, whole."""
     temp = path.with_name(f"{TEMP_MARK}{os.getpid()}-{path.name}")
     try:
         _write_synced(temp, memoryview(content))

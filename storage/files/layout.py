@@ -119,7 +119,7 @@ class Commit:
 
 
 class CommitName(NamedTuple):
-    """What a commit's file is called.
+    """Holds what a commit's file is called.
 
     >>> str(CommitName(0, 7)), str(CommitName(1, 7))
     ('0000000007.json', '0000000001-0000000007.json')
@@ -149,7 +149,7 @@ _COMMIT_NAME = re.compile(r"(?:(\d{10})-)?(\d{10})(?:-(\d{4}))?\.json")
 
 
 def current_names(names: Sequence[CommitName]) -> list[CommitName]:
-    """Of names in order: the longest range, as it was compacted last, and what comes after it."""
+    """Returns, of names in order, the longest range as compacted last, and what follows it."""
     ranges = [name for name in names if name.first]
     upto = ranges[-1].last if ranges else 0
     return [*ranges[-1:], *(name for name in names if not name.first and name.last > upto)]
@@ -185,11 +185,11 @@ class RunDir:
         return bool(ask(self.fs, lambda: self.fs.exists(self.path(*names))))
 
     def size(self, *names: str) -> int:
-        """In bytes. Raises FileNotFoundError, OSError."""
+        """Returns the size in bytes. Raises FileNotFoundError, OSError."""
         return int(ask(self.fs, lambda: self.fs.size(self.path(*names))))
 
     def modified_at(self, *names: str) -> float:
-        """In seconds since the epoch. Raises as `size`."""
+        """Returns seconds since the epoch. Raises as `size` does."""
         return float(ask(self.fs, lambda: self.fs.modified(self.path(*names))).timestamp())
 
     def read(self, *names: str) -> bytes:
@@ -197,7 +197,7 @@ class RunDir:
         return bytes(ask(self.fs, lambda: self.fs.cat_file(self.path(*names))))
 
     def open(self, *names: str) -> Any:
-        """For reading. Raises as `size`."""
+        """Opens it for reading. Raises as `size` does."""
         return ask(self.fs, lambda: self.fs.open(self.path(*names), "rb"))
 
     def create(

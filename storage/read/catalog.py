@@ -212,7 +212,7 @@ class StoredRun:
         return rows
 
     def answers(self, *statements: str) -> list[pa.Table]:
-        """As `sql`, for several in one database: to make one costs more than a small SELECT."""
+        """Answers several queries in one database: to make one costs more than a small SELECT."""
         named = sources_of(" ".join(statements))
         try:
             return self._answers(statements, named)

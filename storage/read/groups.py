@@ -39,7 +39,7 @@ class GroupRows(NamedTuple):
 
 
 class GroupKeys(NamedTuple):
-    """Which groups lie in each row group of a file."""
+    """Holds which groups lie in each row group of a file."""
 
     file: PartFile
     commit_seq: int
@@ -48,7 +48,7 @@ class GroupKeys(NamedTuple):
 
 
 class IndexUpdate(NamedTuple):
-    """What `GroupIndex.look` read: the commits, and the keys of files that are new."""
+    """Holds what `GroupIndex.look` read: the commits, and the keys of files that are new."""
 
     commits: Sequence[Commit]
     new: tuple[GroupKeys, ...]
@@ -68,7 +68,7 @@ def _by_row_group(ids: Any, sizes: Iterable[int]) -> tuple[tuple[int, ...], ...]
 
 @dataclass(slots=True)
 class GroupIndex:
-    """Where each group of one run lies. Grows with the run's groups, about 0.4 kB each."""
+    """Holds where each group of one run lies. Grows with the run's groups, about 0.4 kB each."""
 
     run: RunDir
     cache_bytes: int = CACHE_BYTES

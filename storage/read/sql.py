@@ -107,7 +107,7 @@ class LockedDuckDB:
     def first(
         self, sql: str, timeout_s: float | None, *, rows: int, columns: str
     ) -> list[tuple[Any, ...]]:
-        """As `query`: where a few rows are asked for, a table costs as much as the SELECT."""
+        """Queries as `query` does, for a few rows: a table would cost as much as the SELECT."""
         statement = self._cut(sql, rows, columns)
         with self._running(timeout_s):
             return self._connection.execute(statement).fetchall()

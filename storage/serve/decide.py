@@ -46,7 +46,7 @@ DECIDED_AT_ONCE = 500
 
 
 class Decider:
-    """Of one run; `drain` ends `run` when nothing is undecided, then `close`."""
+    """Decides the groups of one run. `drain` ends `run` when nothing is undecided; then `close`."""
 
     def __init__(
         self,

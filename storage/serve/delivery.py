@@ -53,17 +53,17 @@ class OrderReply(NamedTuple):
 
 
 class Order(Protocol):
-    """What the endpoint needs of a run."""
+    """Describes what the endpoint needs of a run."""
 
     run_id: str
 
     @property
     def delivered(self) -> int:
-        """How many groups have a delivery_seq."""
+        """Tells how many groups have a delivery_seq."""
 
     @property
     def finished(self) -> bool:
-        """Whether no group will ever be added to those that have a delivery_seq."""
+        """Tells whether no group will ever be added to those that have a delivery_seq."""
 
     def committed(self, consumer: str) -> int:
         """delivery_seq that this consumer's last commit named; 0 without one."""
@@ -190,7 +190,7 @@ class LiveOrder:
                 self.keep(event.group_id, event.min_version)
 
     def restore_cursors(self, cursors: Mapping[str, int]) -> None:
-        """Where the log says that consumers are."""
+        """Puts consumers where the log says that they are."""
         self._cursors |= cursors
 
     def _is_new(self, group_id: int) -> bool:

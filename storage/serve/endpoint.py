@@ -59,7 +59,7 @@ MAX_STORED_RUNS = 8
 
 
 class GroupReader(Protocol):
-    """Where the rows of groups come from."""
+    """Describes where the rows of groups come from."""
 
     def read(self, group_id: int) -> pa.RecordBatch:
         """All sequences of a group in SEQUENCES' shape. Raises NotFoundError, StorageError."""
@@ -214,7 +214,7 @@ class Endpoint:
         return b'{"logged": true}'
 
     async def status(self, body: bytes) -> bytes:
-        """Of one run, of the only run, or of all."""
+        """Returns the status of one run, of the only run, or of all."""
         values = _body(body)
         consumer = str(values.get("consumer", "primary"))
         if name := values.get("run"):

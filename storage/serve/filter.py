@@ -199,7 +199,7 @@ class GroupFilter:
 
 
 class _Now:
-    """What a name stands for now: to register a table costs half as much as our queries."""
+    """Holds what a name stands for now: to register a table costs half as much as our queries."""
 
     table: pa.Table
 

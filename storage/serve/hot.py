@@ -34,7 +34,7 @@ Key = tuple[str, int]
 
 
 class Location(NamedTuple):
-    """Where a group's batch lies: one encapsulated IPC message."""
+    """Holds where a group's batch lies: one encapsulated IPC message."""
 
     path: str
     offset: int

@@ -220,7 +220,9 @@ class LiveRun:
 
     @property
     def _owed(self) -> bool:
-        """Whether the log still counts on us: the same rule by which it tells a store of a run."""
+        """Tells whether the log still counts on us: the same rule by which it tells a store of a
+        run.
+        """
         return self._streams and (
             bool(self.order.num_kept) or self.order.committed("primary") < self.order.delivered
         )
@@ -231,7 +233,7 @@ class LiveRun:
 
 
 def read_back(index: GroupIndex, facts: FactBook, order: LiveOrder, history: History) -> None:
-    """What earlier lives of the store committed. Blocking. Raises StorageError."""
+    """Reads what earlier lives of the store committed. Blocking. Raises StorageError."""
     if not index.run.commits():
         return
     stored = StoredRun(index.run.where)

@@ -152,7 +152,7 @@ class FactBook:
         return self._of("num_rollouts", group_id)
 
     def num_bytes(self, group_id: int) -> int:
-        """Of Arrow data in its sequences, about."""
+        """Returns the bytes of Arrow data in its sequences, about."""
         return self._of("num_bytes", group_id)
 
     def can_be_served(self, group_id: int) -> bool:

@@ -46,7 +46,7 @@ class WaitingRow:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Of the rows of a part: by group, then sample."""
+        """The order of the rows of a part: by group, then sample."""
         return self.row.value("group_id"), self.row.value("sample_index")
 
     def ack(self) -> None:

@@ -212,7 +212,7 @@ def _grader_messages(batch: pa.RecordBatch) -> pa.StructArray:
 
 
 def terminal_rows(terminals: Iterable[Terminal]) -> pa.Table:
-    """Of rollouts that ended without a trajectory."""
+    """Makes rows of rollouts that ended without a trajectory."""
     blank = {field.name: _nothing(field) for field in ROLLOUTS}
     blank |= {"committed_at": datetime.now(UTC)}
     blank |= msgspec.structs.asdict(TrajectorySummary())

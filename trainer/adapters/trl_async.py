@@ -86,7 +86,7 @@ class Worker:
             raise UserError(f"run {self.feed.run} has ended", "more groups, or fewer steps")
 
     def cursor(self, rows: int) -> str:
-        """After the groups that lie whole in the first `rows` rows; empty for none."""
+        """Returns the cursor behind the groups that lie whole in the first `rows`; else empty."""
         return max(((end, at) for end, at in self._ends if end <= rows), default=(0, ""))[1]
 
     def _move(self) -> None:

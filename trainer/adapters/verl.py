@@ -123,7 +123,7 @@ class StepsFile:
 
 
 class Manager:
-    """What verl makes of `agent_loop_manager_class`."""
+    """The class that verl is given as `agent_loop_manager_class`."""
 
     def __init__(self, config: Any, feed: Feed) -> None:
         self._config = config

@@ -70,7 +70,7 @@ class ActiveRequest:
 
 
 class EngineSettings(NamedTuple):
-    """How much it may use."""
+    """Bounds what the engine may use."""
 
     rows: int = 64
     """Requests computed at a time."""
@@ -176,7 +176,7 @@ class Engine:
         return [*self._running, *self._waiting]
 
     def load(self, directory: Path, version: PolicyVersion) -> None:
-        """What runs goes on with other weights: its context is computed anew, its tokens stay.
+        """Loads other weights. What runs goes on: its context is computed anew, its tokens stay.
 
         Raises ConfigError for a directory that is not this model; then nothing has changed.
         """

@@ -70,7 +70,7 @@ class KVCache:
 
 
 class _Plan(NamedTuple):
-    """Where the packed tokens of a step go, computed once for all layers."""
+    """Holds where the packed tokens of a step go, computed once for all layers."""
 
     row_N: Int
     position_N: Int

@@ -30,7 +30,7 @@ _BFLOAT16 = "BF16"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """What `config.json` says of a Qwen3 model."""
+    """Holds what `config.json` says of a Qwen3 model."""
 
     vocab_size: int
     hidden: int

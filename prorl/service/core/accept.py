@@ -102,8 +102,8 @@ class Acceptance(CorePart):
         return accepted
 
     def check_room(self, run: RunRecord, candidates: Sequence[Candidate]) -> None:
-        """Before the first of a request is accepted. Raises QueueFullError when the service takes
-        no more.
+        """Checks the room before a request is accepted. Raises QueueFullError when the service
+        takes no more.
         """
         queued = sum(run.queued for run in self._state.open.values())
         num_new = sum(candidate.n for candidate in candidates)

@@ -47,7 +47,8 @@ class _Pace(NamedTuple):
 
 
 class Paces:
-    """Seconds that a token of each server takes, as RUN's calls have it, and what follows from it.
+    """Holds the seconds that a token of each server takes, as RUN's calls have it, and what follows
+    from it.
 
     A rollout on a server that takes twice as long for a token weighs as four on one that does not
     (`POWER`): so many fewer are there. What was measured fades with `FADE_S`: one that is given
@@ -174,7 +175,7 @@ class BackendWatch:
         self.on_change()
 
     def served(self, before: Stats | None, now: Stats) -> None:
-        """What a RUN worker says of its model calls, and what it said before."""
+        """Counts what a RUN worker reports of its model calls, beside what it reported before."""
         before = before or Stats()
         for run_id, calls in now.runs.items():
             if (run := self._state.runs.get(run_id)) is not None:

@@ -60,7 +60,7 @@ class GroupsBody(StrictModel):
 
 
 class Candidate(NamedTuple):
-    """What a group is made of, as the log keeps it of a dataset's task."""
+    """Holds what a group is made of, as the log keeps it of a dataset's task."""
 
     key: str
     digest: str

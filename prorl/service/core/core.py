@@ -105,7 +105,7 @@ class Core:
                 self._leases.append((record, record.life.attempt))
 
     def _give_up_leases(self) -> None:
-        """Those of the life before that nobody has claimed when all workers are back."""
+        """Gives up leases of the life before that nobody has claimed when all workers are back."""
         if self._leases and self.workers.all_came(self._claim_grace_s):
             leases, self._leases = self._leases, []
             for record, attempt in leases:

@@ -88,12 +88,12 @@ class Groups(CorePart):
         run.decisions.drop_reasons["other" if is_full else reason[:REASON_CHARS]] += 1
 
     def durable(self, batch: LogBatch) -> None:
-        """What the filter said of tasks is on disk."""
+        """Notes that the filter's verdicts on tasks are on disk."""
         for _, _, run_id, _ in dict(batch.writes).get(sql.CURATE_TASK, ()):
             self._state.runs[run_id].decisions.curating -= 1
 
     def _note(self, group: GroupRecord, kept: bool) -> None:
-        """What a decision tells the forecast; nothing, where we ended the group ourselves."""
+        """Tells the forecast of a decision; of none where we ended the group ourselves."""
         run, now = group.run, self._clock()
         ended = any(r.life.state is RolloutState.CANCELLED for r in group.rollouts)
         if ended and not group.members.cut:

@@ -129,7 +129,7 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What every part of the core works with."""
+    """Holds what every part of the core works with."""
 
     log: ControlLog
     state: State

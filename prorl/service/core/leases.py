@@ -73,8 +73,8 @@ class Leases(CorePart):
 
     @property
     def room(self) -> int:
-        """How many more leases should be granted now. 0 while at least half of what we want ahead
-        is there.
+        """Tells how many more leases should be granted now. 0 while at least half of what we want
+        ahead is there.
         """
         if not self._streams or not self._window:
             return 0

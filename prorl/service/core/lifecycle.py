@@ -54,7 +54,7 @@ class EventKind(StrEnum):
 
 
 class Action(StrEnum):
-    """What the gateway must do once the new state is durable."""
+    """Says what the gateway must do once the new state is durable."""
 
     GRANT = "grant"
     REQUEUE = "requeue"
@@ -84,7 +84,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutLife:
-    """What the log knows of a rollout's fate."""
+    """Holds what the log knows of a rollout's fate."""
 
     state: RolloutState = RolloutState.QUEUED
     attempt: int = 0

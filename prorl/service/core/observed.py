@@ -21,7 +21,7 @@ LAST = 10
 
 
 class Phase(StrEnum):
-    """Where a rollout spends its time, from acceptance to its commit."""
+    """Says where a rollout spends its time, from acceptance to its commit."""
 
     QUEUE = "queue"
     INIT = "init"
@@ -42,7 +42,7 @@ class Histogram:
 
 
 class Spent(NamedTuple):
-    """Seconds of a trainer's steps, from one commit to the next."""
+    """Holds the seconds of a trainer's steps, from one commit to the next."""
 
     steps: int = 0
     step_s: float = 0.0

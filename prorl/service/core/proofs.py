@@ -84,7 +84,7 @@ class Proofs:
 
 
 def _as_run(proof: PendingProof, now: float) -> RunRecord:
-    """As a run whose state says it: `proving`, or `refused` with the reason."""
+    """Returns a proof as a run whose state says it: `proving`, or `refused` with the reason."""
     state = "proving"
     problem = f"its chat template is being proved, for {now - proof.since:.0f} s so far"
     if proof.made.done():

@@ -175,7 +175,7 @@ def load_groups(
 
 
 def load_keys(log: ControlLog, run: RunRecord, keys: Sequence[str]) -> list[GroupRecord]:
-    """Those of a request, which has fewer than SQLite takes parameters (32,766)."""
+    """Loads groups by a request's keys, fewer than SQLite takes parameters (32,766)."""
     rows = log.read(_KEYED.format(", ".join("?" * len(keys))), (run.run_id, *keys)) if keys else []
     return [_members(log, _group(run, values), 0.0) for values in rows]
 

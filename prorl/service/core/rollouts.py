@@ -281,7 +281,7 @@ class Rollouts(CorePart):
         self._end_groups(run, code, run.groups.values())
 
     def end_started_groups(self, run: RunRecord, code: FailureCode) -> None:
-        """As `end_groups`, but groups that wait in the pool stay there."""
+        """Ends groups as `end_groups` does, but those that wait in the pool stay there."""
         self._end_groups(run, code, (g for g in run.groups.values() if g.members.opened))
 
     def _end_groups(self, run: RunRecord, code: FailureCode, groups: Iterable[GroupRecord]) -> None:
@@ -347,7 +347,7 @@ class Rollouts(CorePart):
         self._wait_until(record, self._latest(record, grace_s), end)
 
     def cap_wait(self, record: RolloutRecord, grace_s: float, end: EventKind) -> None:
-        """As `await_claim`, but no longer than `grace_s`, however long it was to wait before."""
+        """Waits as `await_claim` does, but at most `grace_s`, whatever it was to wait before."""
         self._wait_until(record, self._clock() + grace_s, end)
 
     def _latest(self, record: RolloutRecord, grace_s: float) -> float:

@@ -35,7 +35,7 @@ MEMORY = 256.0
 
 
 class Rate(NamedTuple):
-    """What the filter made of the last groups; older ones fade."""
+    """Holds what the filter made of the last groups; older ones fade."""
 
     kept: float = 0.0
     decided: float = 0.0
@@ -123,12 +123,12 @@ class Demand:
 
     @property
     def strict(self) -> bool:
-        """Whether nothing may be older than its step's weights: what a step leaves is lost."""
+        """Tells whether nothing may be older than its step's weights: a step's rest is lost."""
         return self.streaming and self.step > 0 and self.max_staleness == 0
 
     @property
     def stock(self) -> int:
-        """How many more kept groups the trainer has a use for."""
+        """Tells how many more kept groups the trainer has a use for."""
         waiting = self.kept - self.delivered
         missing = min(self.max_unacked - self.unacked, self.lead - waiting)
         if self.step and self.max_staleness >= 0:

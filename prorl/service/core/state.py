@@ -84,7 +84,7 @@ class Ordered(dict[T, None]):
 
 @dataclass(slots=True)
 class WorkerStatus:
-    """What a worker last reported, and what it was last told. `Workers` alone writes it."""
+    """Holds what a worker last reported, and what it was last told. `Workers` alone writes it."""
 
     seen_at: float = 0.0
     """When a row of it last came, on the loop's clock."""
@@ -99,7 +99,9 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerRecord:
-    """Who a worker is, as its hello says, and what it has. Only `Rollouts` writes `in_flight`."""
+    """Holds who a worker is, as its hello says, and what it has. Only `Rollouts` writes
+    `in_flight`.
+    """
 
     name: str
     session: int
@@ -134,8 +136,8 @@ class WorkerRecord:
 
     @property
     def grace_s(self) -> float:
-        """How long it may be away before what it holds is lost. A cable may have been pulled, or
-        its next life is about to read its journal.
+        """Tells how long it may be away before what it holds is lost. A cable may have been pulled,
+        or its next life is about to read its journal.
         """
         waited_for = self.remote or (self.resumes and not self.status.leaving)
         return REMOTE_GRACE_S if waited_for else 0.0
@@ -200,7 +202,7 @@ class RolloutRecord:
 
 @dataclass(slots=True)
 class GroupMembers:
-    """How far the rollouts of a group are. `Rollouts` alone writes it."""
+    """Holds how far the rollouts of a group are. `Rollouts` alone writes it."""
 
     pending: int = 0
     """Rollouts that have not ended."""
@@ -215,7 +217,7 @@ class GroupMembers:
 
 @dataclass(slots=True)
 class GroupOutcome:
-    """What became of a group. `Groups` alone writes it."""
+    """Holds what became of a group. `Groups` alone writes it."""
 
     state: GroupState = GroupState.OPEN
     reason: str = ""
@@ -253,23 +255,23 @@ class GroupRecord:
 
     @property
     def is_open(self) -> bool:
-        """Whether the group is not decided."""
+        """Tells whether the group is not decided."""
         return self.decision.state is GroupState.OPEN
 
     @property
     def at_rest(self) -> bool:
-        """Whether it need not stay in memory: not started, or settled."""
+        """Tells whether it need not stay in memory: not started, or settled."""
         return self.settled or (self.is_open and not self.members.opened)
 
     @property
     def settled(self) -> bool:
-        """Whether nothing will change but its delivery."""
+        """Tells whether nothing will change but its delivery."""
         return not self.is_open and all(rollout.stored.part for rollout in self.rollouts)
 
 
 @dataclass(slots=True)
 class RunLife:
-    """Whether a run takes groups, gives leases, or is over. `Runs` alone writes it."""
+    """Holds whether a run takes groups, gives leases, or is over. `Runs` alone writes it."""
 
     state: str = "open"
     """`open`, `finished`, or `failed`: nothing of it can be stored."""
@@ -285,7 +287,7 @@ class RunLife:
 
 @dataclass(slots=True)
 class RunAccepted:
-    """How many groups and rollouts were accepted. `Acceptance` alone writes it."""
+    """Holds how many groups and rollouts were accepted. `Acceptance` alone writes it."""
 
     next_group: int = 0
     next_rollout: int = 0
@@ -295,7 +297,7 @@ class RunAccepted:
 
 @dataclass(slots=True)
 class RunProgress:
-    """How far the rollouts of a run are. `Rollouts` alone writes it."""
+    """Holds how far the rollouts of a run are. `Rollouts` alone writes it."""
 
     states: Counter[str] = field(default_factory=Counter)
     """Rollouts by state, of those that are not queued."""
@@ -314,7 +316,7 @@ class RunProgress:
 
 @dataclass(slots=True)
 class RunDecisions:
-    """What became of groups, and what the filter said of tasks. `Groups` alone writes it."""
+    """Holds what became of groups, and what the filter said of tasks. `Groups` alone writes it."""
 
     states: Counter[str] = field(default_factory=Counter)
     """Groups by state, of those that are decided."""
@@ -327,7 +329,7 @@ class RunDecisions:
 
 @dataclass(slots=True)
 class RunCommits:
-    """What the store has committed of a run. `Commits` alone writes it."""
+    """Holds what the store has committed of a run. `Commits` alone writes it."""
 
     parts: dict[str, int] = field(default_factory=dict)
     """Commits that are not published yet, by part."""
@@ -343,7 +345,7 @@ class RunCommits:
 
 @dataclass(slots=True)
 class RunOutbox:
-    """How far the outbox goes that tells the store of a run. `Journal` alone writes it."""
+    """Holds how far the outbox goes that tells the store of a run. `Journal` alone writes it."""
 
     end: int = 0
     """The last row about the run."""
@@ -421,7 +423,7 @@ class RunQueues:
 
 @dataclass(slots=True)
 class RunDelivery:
-    """How far the run is handed out and trained. `Groups` alone writes it."""
+    """Holds how far the run is handed out and trained. `Groups` alone writes it."""
 
     kept: int = 0
     """Kept and not gone stale."""
@@ -437,7 +439,7 @@ class RunDelivery:
 
 @dataclass(slots=True)
 class RunPace:
-    """What decisions and hand-outs tell the forecast (`Demand`). `Groups` alone writes it."""
+    """Holds what decisions and hand-outs tell the forecast (`Demand`). `Groups` alone writes it."""
 
     rate: Rate = UNKNOWN
     """Of kept groups among those that were decided."""
@@ -451,7 +453,7 @@ class RunPace:
 
 @dataclass(slots=True)
 class RunWeightsState:
-    """Which weights the run has had. `Versions` alone writes it."""
+    """Holds which weights the run has had. `Versions` alone writes it."""
 
     version: int = 0
     allocated_version: int = 0
@@ -466,7 +468,7 @@ class RunWeightsState:
 
 @dataclass(slots=True)
 class RunGrants:
-    """Whether the run gets leases. `LeaseGrants` alone writes it."""
+    """Holds whether the run gets leases. `LeaseGrants` alone writes it."""
 
     granted_at: float = 0.0
     """When a lease was last granted, or somebody else last held it back."""
@@ -476,7 +478,7 @@ class RunGrants:
 
 @dataclass(slots=True)
 class RunWatch:
-    """Whether the run moves. `ProgressWatchdog` alone writes it."""
+    """Holds whether the run moves. `ProgressWatchdog` alone writes it."""
 
     moved: tuple[tuple[object, ...], float] = ((), 0.0)
     """Signs of progress, and since when they are so."""
@@ -521,7 +523,7 @@ class RunRecord:
 
     @property
     def stalled(self) -> str:
-        """What it waits for when it does not move, or why it was refused or has failed."""
+        """Tells what it waits for when it does not move, or why it was refused or has failed."""
         return self.watch.stalled if self.life.state == "open" else self.life.problem
 
     @property
@@ -576,7 +578,7 @@ class RunRecord:
 
     @property
     def has_work(self) -> bool:
-        """Whether a store has anything to do for it: it is open, or its trainer is behind."""
+        """Tells whether a store has anything to do for it: it is open, or its trainer is behind."""
         unstored = bool(self.commits.parts) or self.outbox.stored < self.outbox.end
         is_open = self.life.state == "open"
         return self.life.state != "failed" and (is_open or unstored or self.uncommitted_groups > 0)
@@ -617,7 +619,7 @@ class RunRecord:
 
     @property
     def tag(self) -> str:
-        """How labels of its weights begin: no other run's do."""
+        """Tells how labels of its weights begin: no other run's do."""
         name = f"{self.config.run_id}\0{self.created_at!r}"
         return blake2b(name.encode(), digest_size=6).hexdigest()
 

@@ -59,7 +59,7 @@ class Versions(CorePart):
         run.weights.announced = True
 
     def start_with(self, run: RunRecord, labels: Iterable[str]) -> None:
-        """What servers called their weights when the run began: its version 0."""
+        """Notes what servers called their weights when the run began: its version 0."""
         named = {label.rpartition(":")[0] for label in labels if label.count(":") > 1}
         run.weights.start = tuple(sorted(named))
         if run.weights.start:

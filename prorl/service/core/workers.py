@@ -191,7 +191,7 @@ class Workers(CorePart):
         return self._state.workers.get(worker.name) is worker
 
     def _replace(self, earlier: WorkerRecord, worker: WorkerRecord) -> None:
-        """Who comes back before its broken stream was noticed was away, too."""
+        """Treats a worker as away that comes back before its broken stream was noticed."""
         same_life, in_flight = earlier.incarnation == worker.incarnation, list(earlier.in_flight)
         if same_life:
             self._away[worker.name] = _Away(earlier, in_flight, self._clock())

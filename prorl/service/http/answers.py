@@ -58,7 +58,7 @@ _ERRORS: tuple[tuple[type[ProrlError], int, str, str], ...] = (
 
 
 class ErrorBody(BaseModel):
-    """What every answer from 400 on says."""
+    """Holds what every answer from 400 on says."""
 
     code: str
     message: str = Field(description="what was given, what was expected, how to mend it")

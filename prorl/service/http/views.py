@@ -31,7 +31,7 @@ _GAUGES = tuple(
 
 
 class View(BaseModel):
-    """What is shown of a record: of each field, its attribute of that name or at a path."""
+    """Holds what is shown of a record: of each field, its attribute of that name or at a path."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -205,7 +205,7 @@ class Holding(View):
 
 
 class NodeSettings(View):
-    """What every RUN of a service must agree on, wherever it is; the key goes to nodes only."""
+    """Holds what every RUN of a service must agree on, anywhere; the key goes to nodes only."""
 
     model: str
     models: Mapping[str, str]

@@ -93,7 +93,7 @@ class PausedServers:
             return ""
 
     def recall(self, name: str, label: str) -> None:
-        """What a server states after a restart of the gateway."""
+        """Notes what a server states after a restart of the gateway."""
         if label.startswith(f"{MARK}:") and name not in self._marks:
             self._marks[name] = label
             self._balancer.fence(name)

@@ -20,7 +20,7 @@ from prorl.storage.files.layout import RunDir
 
 
 class Expected(StrictModel):
-    """What the trainer itself computes of one prompt, to be compared with what servers say."""
+    """Holds what the trainer itself computes of one prompt, to compare with servers' replies."""
 
     prompt_ids: tuple[int, ...] = Field(min_length=1, max_length=1 << 16)
     ids: tuple[int, ...] = Field(min_length=1, max_length=4096, description="likely next tokens")
@@ -68,7 +68,7 @@ class ServedWeights(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What all loads of them are called; each has a nonce behind it."""
+        """Tells what all loads of them are called; each has a nonce behind it."""
         return label_of(self.tag, self.version, "").rstrip(":")
 
     @property

@@ -92,7 +92,7 @@ class Environment(HarborModel):
 
     @property
     def network(self) -> str:
-        """What the author allows: Harbor's default is `public`."""
+        """Tells what the author allows: Harbor's default is `public`."""
         if self.network_mode is not None:
             return self.network_mode
         return "no-network" if self.allow_internet is False else "public"
@@ -116,7 +116,7 @@ class Verifier(HarborPhase):
 
     @property
     def is_separate(self) -> bool:
-        """Whether the verifier runs in an environment of its own."""
+        """Tells whether the verifier runs in an environment of its own."""
         return self.environment_mode == "separate" or self.environment is not None
 
 
