@@ -43,10 +43,8 @@ def main() -> None:
     """Run a worker until it is told to end; returns the exit status."""
     parser = command_line("python -m prorl.stages", "A worker of a prorl service.")
     parser.add_argument("--worker", required=True, help="its name, e.g. worker-0")
-    given = parser.parse_args()
-    live(
-        given.config, partial(serve_part, given.worker, partial(worker, given.worker)), streams=True
-    )
+    args = parser.parse_args()
+    live(args.config, partial(serve_part, args.worker, partial(worker, args.worker)), streams=True)
 
 
 if __name__ == "__main__":

@@ -105,11 +105,11 @@ class Backends:
         self._opened: dict[tuple[str, int, bool], asyncio.Task[Backend]] = {}
         """By URL, the run's renderer and whether with the key."""
         self._paused: set[str] = set()
-        self._gone: dict[str, float] = {}
+        self._dead: dict[str, float] = {}
         self._keyed: Collection[str] = frozenset()
-        self._told = asyncio.Event()
+        self._updated = asyncio.Event()
         if not has_key:
-            self._told.set()
+            self._updated.set()
         self._calls: dict[str, deque[Trouble | None]] = {}
         self._flows: dict[str, Flow] = {}
         self._answered: dict[str, float] = {}
@@ -123,8 +123,8 @@ class Backends:
 
     async def get(self, url: str, renderer: AnyRenderer) -> Backend:
         """A backend by URL; who begins together waits for one opening. Raises BackendError."""
-        if not self._told.is_set():
-            await self._heard_of_keys()
+        if not self._updated.is_set():
+            await self._wait_for_keys()
         keyed = url in self._keyed
         key = (url, id(renderer), keyed)
         opening = self._opened.get(key)
@@ -132,10 +132,10 @@ class Backends:
             opening = self._opened[key] = asyncio.ensure_future(self._opening(url, renderer, keyed))
         return opening.result() if opening.done() else await asyncio.shield(opening)
 
-    async def _heard_of_keys(self) -> None:
+    async def _wait_for_keys(self) -> None:
         """Nobody is asked before the gateway has said who may have the key."""
         try:
-            await asyncio.wait_for(self._told.wait(), OPEN_S)
+            await asyncio.wait_for(self._updated.wait(), OPEN_S)
         except TimeoutError:
             raise BackendError(
                 FailureCode.BACKEND_UNAVAILABLE, f"the gateway said nothing for {OPEN_S:g} s"
@@ -160,9 +160,9 @@ class Backends:
         opened, self._opened = self._opened, {}
         for opening in opened.values():
             opening.cancel()
-        for found in await asyncio.gather(*opened.values(), return_exceptions=True):
-            if not isinstance(found, BaseException):
-                await found.close()
+        for backend in await asyncio.gather(*opened.values(), return_exceptions=True):
+            if not isinstance(backend, BaseException):
+                await backend.close()
 
     # ---- what the gateway says
 
@@ -181,12 +181,12 @@ class Backends:
         for url in list(self._paused):
             self.set_paused(url, False)
 
-    def told(self, gone: Collection[str], keyed: Collection[str]) -> None:
+    def update_pool(self, dead: Collection[str], keyed: Collection[str]) -> None:
         """Who is gone, and who may have the key."""
         now, self._keyed = self.clock(), frozenset(keyed)
-        self._told.set()
-        fresh = [url for url in gone if url not in self._gone]
-        self._gone = {url: self._gone.get(url, now) for url in gone}
+        self._updated.set()
+        fresh = [url for url in dead if url not in self._dead]
+        self._dead = {url: self._dead.get(url, now) for url in dead}
         for url in fresh:
             self._tell(url)
 
@@ -195,9 +195,9 @@ class Backends:
     def is_paused(self, url: str) -> bool:
         return url in self._paused
 
-    def gone_since(self, url: str) -> float | None:
+    def dead_since(self, url: str) -> float | None:
         """When the gateway said that it is dead or silent; None while it is not."""
-        return self._gone.get(url)
+        return self._dead.get(url)
 
     @contextmanager
     def watch(self, url: str, attempt: Waiting) -> Iterator[None]:

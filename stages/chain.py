@@ -64,7 +64,7 @@ class Chain:
             network,
             config.gateway_flight,
             identity,
-            attempts=lambda: {name: stage.stage.held() for name, stage in self.stages.items()},
+            attempts=lambda: {name: stage.stage.in_hand() for name, stage in self.stages.items()},
             claims=lambda: chained.from_iterable(s.claims() for s in self.stages.values()),
             stats=lambda: {name: stage.stats() for name, stage in self.stages.items()},
             on=dict.fromkeys(Kind, self._hear),
@@ -117,17 +117,17 @@ class Chain:
     async def _end_control(self) -> None:
         """Nobody needs to wait whether we come back with what is still in hand."""
         for name, stage in self.stages.items():
-            for key in stage.stage.held():
+            for key in stage.stage.in_hand():
                 self.control.emit(Released(), key, stage=name)
         await self.control.close()
         await asyncio.gather(*self._keeping)
 
     async def wait(self) -> None:
         """Until every stage has left; raises what broke one."""
-        await until_first(self._all_left(), self.control.wait())
+        await until_first(self._all_ended(), self.control.wait())
         await self._end_control()
 
-    async def _all_left(self) -> None:
+    async def _all_ended(self) -> None:
         await asyncio.gather(*map(asyncio.shield, self._lives))
 
     def leave(self, deadline_s: float | None) -> None:

@@ -30,7 +30,7 @@ from prorl.control import (
 )
 from prorl.envs.users import env_by_name
 from prorl.flight import ControlClient, Inlet
-from prorl.flight.inlet import Taken
+from prorl.flight.inlet import ReceivedRow
 from prorl.graph import GRAPH
 from prorl.linux import at_work
 from prorl.protocols import Network, SandboxHost
@@ -115,7 +115,7 @@ class ChainedStage:
             finished_bytes=pool.finished_bytes,
             cancelled=cancelled,
             tokens=lambda: self._operator.num_tokens,
-            on_left=self._operator.left,
+            on_forget=self._operator.forget,
             poison=lambda key: at_work.poison(config.root / "poison", owner_of(key)),
         )
         self._draining = asyncio.Event()
@@ -147,7 +147,7 @@ class ChainedStage:
             leave_s = END_S if self.stage.is_acked_later else LEAVE_S
             await asyncio.wait_for(self.stage.wait_empty(), leave_s)
         except TimeoutError:
-            log.debug("%s ends with %d rows in hand", self._stage, len(self.stage.held()))
+            log.debug("%s ends with %d rows in hand", self._stage, len(self.stage.in_hand()))
         await self._inlet.close()
         await self.stage.outlet.close()
         for task in self._tasks:
@@ -167,11 +167,11 @@ class ChainedStage:
         # what RUN has finished is scored first
         while self.stage.is_acked_later and self._inlet.num_upstreams:
             await asyncio.sleep(LOOK_S)
-        while num_held := len(self.stage.held()):
+        while num_in_hand := len(self.stage.in_hand()):
             alone_s = self._control.alone_s
             if alone_s >= ALONE_S and not self.stage.stats().busy:
                 log.warning(
-                    "no gateway for %.0f s: leaving with %d finished rows", alone_s, num_held
+                    "no gateway for %.0f s: leaving with %d finished rows", alone_s, num_in_hand
                 )
                 return
             await asyncio.sleep(LOOK_S)
@@ -201,7 +201,7 @@ class ChainedStage:
         if row.kind is Kind.CANCEL:
             self.stage.cancel(row.key)
 
-    def resume(self, welcome: Welcome) -> list[Taken]:
+    def resume(self, welcome: Welcome) -> list[ReceivedRow]:
         """The gateway knows us: stop what it refuses, go on with what it grants of an earlier life,
         which is returned, and take rows.
         """

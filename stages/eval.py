@@ -136,11 +136,11 @@ class Verified:
 
     def _trial(self, task: Task) -> _Trial:
         key = blake2b(task_to_json(task).encode(), digest_size=16).digest()
-        found = self._trials.pop(key, None) or _Trial()
-        self._trials[key] = found
+        trial = self._trials.pop(key, None) or _Trial()
+        self._trials[key] = trial
         while len(self._trials) > MAX_TASKS:
             del self._trials[next(iter(self._trials))]
-        return found
+        return trial
 
     async def _try_within(
         self, limit_s: float, trial: _Trial, env: Env, task: Task, owner: str

@@ -56,7 +56,7 @@ MAX_FAULTS = 6
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 5.0
 
 Ask = Callable[[Failover], Awaitable[Assigned]]
-Known = Callable[[], tuple[PolicyVersion, RunWeights | None]]
+CurrentWeights = Callable[[], tuple[PolicyVersion, RunWeights | None]]
 """Newest version of the run, and how its servers' labels read."""
 Count = Callable[[Completion], None]
 
@@ -87,18 +87,18 @@ class Routed:
         renderer: AnyRenderer,
         wait_s: float = 3600.0,
         ask: Ask | None = None,
-        known: Known = lambda: (PolicyVersion(0), None),
+        current: CurrentWeights = lambda: (PolicyVersion(0), None),
         count: Count = lambda completion: None,
     ) -> None:
         self.name = url
         self._backends, self._key, self._deadline = backends, key, deadline
         self._renderer, self._wait_s, self._ask = renderer, wait_s, ask
-        self._known, self._count = known, count
+        self._current, self._count = current, count
         self._clock = backends.clock
         self._reasons: set[str] = set()
         self._part: Completion | None = None
         """What has come of the call so far."""
-        self._began_at = self._heard_at = 0.0
+        self._began_at = self._received_at = 0.0
         self._prompt_tokens = 0
         """Of the call that is under way."""
         self._news = asyncio.Event()
@@ -137,25 +137,25 @@ class Routed:
 
     async def _call(self, request: GenerateRequest) -> Completion:
         """A completion, or the tokens that came before trouble did."""
-        known, weights = self._known()
-        asked = replace(
+        newest, weights = self._current()
+        routed = replace(
             request,
-            newest_version=max(known, request.newest_version),
+            newest_version=max(newest, request.newest_version),
             weights=weights,
             on_part=lambda part: self._hear(part, request),
         )
-        self._part, self._heard_at = None, self._clock()
+        self._part, self._received_at = None, self._clock()
         self._prompt_tokens = len(request.prompt_ids_L)
-        left_s = self._deadline.remaining_s
+        remaining_s = self._deadline.remaining_s
         try:
-            completion = await self._attend(asked)
+            completion = await self._attend(routed)
             check_age(completion, request.min_version)
         except BackendError as error:
             self._lost = self._report(error, request)
             if self._part is None or self._lost is None or self._lost.trouble in _WORTHLESS:
                 self._drop(request)
                 if self._lost is not None:  # the server's fault, at the policy's time
-                    self._deadline.give_back(left_s - self._deadline.remaining_s)
+                    self._deadline.give_back(remaining_s - self._deadline.remaining_s)
                 raise
             limit = request.sampling.max_tokens
             completion = check_completion(self._part, self._renderer.vocab_size, limit)
@@ -193,11 +193,11 @@ class Routed:
         url = self.name
         if not is_server(url):  # never silent, never out
             return await self._hear_out(url, request)
-        if self._backends.gone_since(url) is not None:
+        if self._backends.dead_since(url) is not None:
             raise self._silence(f"{url} is out")
         await self._until_free(url)
         trace.mark(url, trace.REQUESTED, (self._key,))
-        self._began_at = self._heard_at = self._clock()
+        self._began_at = self._received_at = self._clock()
         work = asyncio.ensure_future(self._sample(url, request))
         try:
             with self._backends.watch(url, self):
@@ -221,7 +221,7 @@ class Routed:
                 if busy_s >= self._wait_s:
                     message = f"{url} was busy for {busy_s:.0f} s"
                     raise BackendError(FailureCode.BACKEND_UNAVAILABLE, message, Trouble.DECLINED)
-                if self._backends.gone_since(url) is not None:
+                if self._backends.dead_since(url) is not None:
                     raise self._silence(f"{url} is out")
                 await asyncio.sleep(min(wait_s, 1.0))
         finally:
@@ -258,7 +258,7 @@ class Routed:
         """
         if self._request is None:
             lost = self._report(silence, request)
-            is_lost_alone = self._backends.gone_since(url) is None and self._is_overtaken()
+            is_lost_alone = self._backends.dead_since(url) is None and self._is_overtaken()
             if lost is None or is_lost_alone:
                 self._lost = lost
                 raise silence
@@ -268,7 +268,7 @@ class Routed:
             if reply.exception() is not None or reply.result().backend != url:
                 self._lost = self._request.lost
                 raise silence
-            self._request, self._heard_at = None, self._clock()
+            self._request, self._received_at = None, self._clock()
         self._stand_still("moving", self._request is not None)
 
     def _is_overtaken(self) -> bool:
@@ -303,8 +303,8 @@ class Routed:
         """Seconds until this must be looked at again. Raises BackendError: waiting is in vain."""
         paused = self._backends.is_paused(url)
         self._stand_still("paused", paused)
-        silent_s, gone = self._clock() - self._heard_at, self._backends.gone_since(url)
-        if gone is not None and silent_s >= STILL_S:
+        silent_s, dead_at = self._clock() - self._received_at, self._backends.dead_since(url)
+        if dead_at is not None and silent_s >= STILL_S:
             raise self._silence(f"{url} is out, and gave no token for {silent_s:.1f} s")
         self._stand_still("silent", silent_s >= SILENT_S)
         limit_s = BETWEEN_S
@@ -312,7 +312,7 @@ class Routed:
             limit_s = self._patience_for_first_s(silent_s, paused)
         if silent_s >= limit_s and not paused:
             raise self._silence(f"{url} gave no token for {silent_s:.1f} s")
-        due = [STILL_S] if gone is not None else []
+        due = [STILL_S] if dead_at is not None else []
         due += [SILENT_S] if silent_s < SILENT_S else []
         return max(0.01, min([*due, limit_s if silent_s < limit_s else silent_s + 1]) - silent_s)
 
@@ -335,7 +335,7 @@ class Routed:
 
     def _hear(self, part: Completion, request: GenerateRequest) -> None:
         self._part = part
-        self._heard_at = self._clock()
+        self._received_at = self._clock()
         self._backends.answered(self.name, self._began_at)
         self._stand_still("silent", False)
         if request.on_part is not None:

@@ -34,7 +34,7 @@ from prorl.errors import (
     TaskError,
     boundary,
 )
-from prorl.flight.inlet import Inlet, Taken
+from prorl.flight.inlet import Inlet, ReceivedRow
 from prorl.flight.outlet import Outlet
 from prorl.graph import GRAPH
 from prorl.limits import Clock
@@ -85,21 +85,23 @@ class Growth:
     def _convert(self) -> None:
         waiting, self._waiting = self._waiting, []
         if _convert(waiting) is not None:
-            for one in waiting:
-                if (error := _convert([one])) is not None and not one.grown.done():
-                    one.grown.set_exception(error)
+            for pending in waiting:
+                if (error := _convert([pending])) is not None and not pending.grown.done():
+                    pending.grown.set_exception(error)
 
 
 def _convert(waiting: list[_Waiting]) -> RolloutError | None:
     """Give these their rows, unless nobody waits any more; why none of them can have one."""
     try:
         with boundary(RolloutError, FailureCode.STAGE_ERROR, "what a stage adds"):
-            batch = grow([one.before for one in waiting], [one.added for one in waiting])
+            batch = grow(
+                [pending.before for pending in waiting], [pending.added for pending in waiting]
+            )
     except RolloutError as error:
         return error
-    for i, one in enumerate(waiting):
-        if not one.grown.done():
-            one.grown.set_result(Row(batch, i))
+    for i, pending in enumerate(waiting):
+        if not pending.grown.done():
+            pending.grown.set_result(Row(batch, i))
     return None
 
 
@@ -107,7 +109,7 @@ class StageHost:
     """One stage of one worker.
 
     `cancelled` is shared with the operator: keys that were cancelled while it works on them.
-    `on_left` is told of attempts that are no longer in hand.
+    `on_forget` is called with attempts that are no longer in hand.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class StageHost:
         finished_bytes: int = 64 << 20,
         cancelled: set[AttemptKey] | None = None,
         tokens: Callable[[], int] = int,
-        on_left: Callable[[list[AttemptKey]], None] = lambda keys: None,
+        on_forget: Callable[[list[AttemptKey]], None] = lambda keys: None,
         poison: Poison = lambda key: ("", False),
         clock: Clock = now,
     ) -> None:
@@ -132,7 +134,7 @@ class StageHost:
         self._clock = clock
         self._slots = slots
         self._cancelled = cancelled if cancelled is not None else set()
-        self._on_left, self._poison = on_left, poison
+        self._on_forget, self._poison = on_forget, poison
         edge = GRAPH.row(self.name).gives
         self.is_acked_later = GRAPH.takes(self.name) in GRAPH.redelivered
         """What it takes is kept upstream until the store has it."""
@@ -163,8 +165,8 @@ class StageHost:
         """Work until the inlet is closed: the process leaves, and cancels what is in hand."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            while taken := await self._inlet.take():
-                for row in taken:
+            while received := await self._inlet.take():
+                for row in received:
                     self._start(row)
             for task in self._working.values():
                 task.cancel()
@@ -192,7 +194,7 @@ class StageHost:
             task.cancel()
 
     def cancel_all(self) -> None:
-        for key in self.held():
+        for key in self.in_hand():
             self.cancel(key)
 
     def give_back(self) -> None:
@@ -222,7 +224,7 @@ class StageHost:
         first = next(iter(self._finished_at.values()), None)
         return 0.0 if first is None else self._clock() - first
 
-    def held(self) -> list[AttemptKey]:
+    def in_hand(self) -> list[AttemptKey]:
         return [*self._working, *self._finished]
 
     def stats(self) -> Stats:
@@ -240,22 +242,22 @@ class StageHost:
 
     # ---- one row
 
-    def _start(self, taken: Taken) -> None:
+    def _start(self, received: ReceivedRow) -> None:
         assert self._tasks is not None
-        key = taken.key
-        code = FailureCode(taken.row.value("failure_code")) if self.is_acked_later else None
+        key = received.key
+        code = FailureCode(received.row.value("failure_code")) if self.is_acked_later else None
         is_decided = code is not None and not FAILURE_CLASS[code].trains
         if not is_decided:  # an earlier stage has reported the attempt's failure
             self._emit(Started(), key, stage=self.name)
         self._count_busy()
         self._empty.clear()
-        work = at_work.during(owner_of(key), self._work(taken))
+        work = at_work.during(owner_of(key), self._work(received))
         self._working[key] = self._tasks.create_task(work)
         if self._giving_back:
             self.cancel(key)
 
-    async def _work(self, taken: Taken) -> None:
-        key, row = taken.key, taken.row
+    async def _work(self, received: ReceivedRow) -> None:
+        key, row = received.key, received.row
         added = await self._operate(key, row)
         self._count_busy()
         del self._working[key]
@@ -278,7 +280,7 @@ class StageHost:
             return
         if key in self._finished:
             self._finished[key] = grown
-            await self.outlet.put(grown, key, taken.num_bytes + added.num_bytes)
+            await self.outlet.put(grown, key, received.num_bytes + added.num_bytes)
         if key not in self._finished:
             self.outlet.drop(key)
             return
@@ -361,7 +363,7 @@ class StageHost:
 
     def _leave(self, keys: list[AttemptKey]) -> None:
         """These are no longer in hand: free their slots, let EVAL's upstream forget them."""
-        self._on_left(keys)
+        self._on_forget(keys)
         if self.is_acked_later:
             self._inlet.ack(keys)
         else:

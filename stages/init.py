@@ -36,8 +36,8 @@ class InitOperator(StageOperator):
         if (program := program_of(row.value("agent"))) is not None:
             spec = program.sandbox(spec)
         else:
-            most, left = int(read_limit(row, "max_tokens")), Deadline(read_limit(row, "init_s"))
-            await check_length(row.value("renderer"), messages, tools, most, left)
+            most, deadline = int(read_limit(row, "max_tokens")), Deadline(read_limit(row, "init_s"))
+            await check_length(row.value("renderer"), messages, tools, most, deadline)
         ref = SandboxRef()
         if spec is not None:
             ref = await self._sandbox(env, task, spec, row)

@@ -12,7 +12,7 @@ from prorl.config import ServiceConfig
 from prorl.control import Assigned, Claim, ControlRow, Failover, Kind, Payload
 from prorl.envs.users import GetEnv, open_env, users_code
 from prorl.errors import RolloutError, SandboxError, TaskError, boundary
-from prorl.flight.inlet import Taken
+from prorl.flight.inlet import ReceivedRow
 from prorl.limits import Clock
 from prorl.network_policy import NO_NETWORK
 from prorl.protocols import CachedWorkspace, Env, Sandbox, SandboxHost
@@ -192,11 +192,11 @@ class StageOperator:
         """Attempts of the worker's last life, with which it can go on."""
         return ()
 
-    def adopted(self, claims: Iterable[Claim]) -> Iterable[Taken]:
+    def adopted(self, claims: Iterable[Claim]) -> Iterable[ReceivedRow]:
         """The gateway has decided which of them it has now: their rows."""
         return ()
 
-    def left(self, keys: Iterable[AttemptKey]) -> None:
+    def forget(self, keys: Iterable[AttemptKey]) -> None:
         """These attempts are no longer in the stage's hands."""
 
     async def close(self) -> None:

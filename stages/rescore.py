@@ -25,7 +25,7 @@ from prorl.storage.read.catalog import StoredRun
 from prorl.task_json import task_from_json, task_to_json
 from prorl.types import UNSCORED, FailureCode, Json, RolloutLimits, Task
 
-_ASKED = (
+_PLAYED_ROWS = (
     "select rollout_id, attempt, group_id, artifact, artifact_digest, failure_class, failure_code,"
     " failure_message, true as rescorable, coalesce(env_state, '') as env_state from rollouts"
     " where (status = 'completed' or num_turns > 0) and coalesce(rescorable, true)"
@@ -79,34 +79,36 @@ async def rescore(
     operator = EvalOperator(host, get_env, is_cancelled=lambda key: False)
     room = asyncio.Semaphore(concurrency)
 
-    async def one(row: dict[str, Json]) -> dict[str, Json]:
-        given = Row(pa.RecordBatch.from_pylist([row], schema=_ROW), 0)
+    async def score(row: dict[str, Json]) -> dict[str, Json]:
+        received = Row(pa.RecordBatch.from_pylist([row], schema=_ROW), 0)
         async with room:
-            return _score(name, row, await operator(given))
+            return _score(name, row, await operator(received))
 
-    asked = list(_asked(stored, dict(_tasks(stored, tasks or {}, env, settings)), eval_s))
-    found = await asyncio.gather(*map(one, (row for row in asked if "task" in row)))
+    rows = list(_rows_to_score(stored, dict(_tasks(stored, tasks or {}, env, settings)), eval_s))
+    scores = await asyncio.gather(*map(score, (row for row in rows if "task" in row)))
     lost = [
         {
             **_key(name, row),
             "failure_code": FailureCode.EVAL_FAILED.value,
             "failure_message": row["reason"],
         }
-        for row in asked
+        for row in rows
         if "task" not in row
     ]
-    ordered = sorted([*found, *lost], key=lambda row: int(row["rollout_id"]))
+    ordered = sorted([*scores, *lost], key=lambda row: int(row["rollout_id"]))
     return pa.Table.from_pylist(
         [{**row, "provenance": provenance} for row in ordered], schema=SCORES
     )
 
 
-def _asked(stored: StoredRun, texts: Mapping[int, str], eval_s: float) -> Iterator[dict[str, Any]]:
+def _rows_to_score(
+    stored: StoredRun, texts: Mapping[int, str], eval_s: float
+) -> Iterator[dict[str, Any]]:
     """Rows for EVAL, with the tasks' `texts` by group; one that cannot be graded has no `task` but
     the reason.
     """
     limits = asdict(RolloutLimits(eval_s=eval_s))
-    for row in stored.sql(_ASKED).to_pylist():
+    for row in stored.sql(_PLAYED_ROWS).to_pylist():
         base = {"run_id": stored.run_id, **row, "limits": limits}
         if row["failure_code"] in UNSCORED:  # EVAL's failure, not RUN's
             base |= {"failure_class": "", "failure_code": "", "failure_message": ""}

@@ -33,7 +33,7 @@ from prorl.control import (
 )
 from prorl.envs.users import GetEnv
 from prorl.errors import RolloutError, TaskError, UserError
-from prorl.flight.inlet import Taken
+from prorl.flight.inlet import ReceivedRow
 from prorl.flight.queues import wire_bytes
 from prorl.journal import AttemptEnd, Journals, Recovered
 from prorl.limits import Clock, Deadline
@@ -141,7 +141,7 @@ class RunOperator(StageOperator):
         self._journals = journals or Journals(Path())
         """Not opened, they keep nothing."""
         self._desk, self._stack = desk or Desk(), AsyncExitStack()
-        self._left_over: dict[AttemptKey, Recovered] = {}
+        self._recovered: dict[AttemptKey, Recovered] = {}
         """What the last life left, until the gateway has said who goes on with it."""
         self.backends = Backends(self._open, clock, has_key=bool(api_key))
         self.versions: dict[str, tuple[PolicyVersion, RunWeights]] = {}
@@ -228,12 +228,12 @@ class RunOperator(StageOperator):
             return
         recovered = self._journals.open()
         alive = await asyncio.gather(*map(self._is_alive, recovered))
-        for one, is_alive in zip(recovered, alive, strict=True):
+        for attempt, is_alive in zip(recovered, alive, strict=True):
             if is_alive:
-                self._left_over[one.key] = one
+                self._recovered[attempt.key] = attempt
             else:
-                log.info("%s cannot go on: its sandbox is gone", one.key)
-                self._journals.refuse(one)
+                log.info("%s cannot go on: its sandbox is gone", attempt.key)
+                self._journals.refuse(attempt)
 
     async def _is_alive(self, recovered: Recovered) -> bool:
         ref = read_sandbox(recovered.row)
@@ -250,22 +250,22 @@ class RunOperator(StageOperator):
         self._journals.begin(row)
 
     def claims(self) -> Iterable[Claim]:
-        return [Claim(*one.key, one.epoch) for one in self._left_over.values()]
+        return [Claim(*attempt.key, attempt.epoch) for attempt in self._recovered.values()]
 
-    def adopted(self, claims: Iterable[Claim]) -> Iterable[Taken]:
+    def adopted(self, claims: Iterable[Claim]) -> Iterable[ReceivedRow]:
         """Rows to go on with; of the others the journals go."""
         epochs = {claim.key: claim.epoch for claim in claims}
-        left_over, self._left_over = self._left_over, {}
-        taken = []
-        for key, one in left_over.items():
+        recovered, self._recovered = self._recovered, {}
+        rows = []
+        for key, attempt in recovered.items():
             if key in epochs:
-                self._journals.adopt(one, epochs[key])
-                taken.append(Taken(key, one.row, wire_bytes(one.row.batch)))
+                self._journals.adopt(attempt, epochs[key])
+                rows.append(ReceivedRow(key, attempt.row, wire_bytes(attempt.row.batch)))
                 continue
-            self._journals.refuse(one)
-        if left_over:
-            log.info("of %d attempts of the last life %d go on", len(left_over), len(taken))
-        return taken
+            self._journals.refuse(attempt)
+        if recovered:
+            log.info("of %d attempts of the last life %d go on", len(recovered), len(rows))
+        return rows
 
     async def _stop(self, key: AttemptKey, stopping: Awaitable[None]) -> None:
         try:
@@ -273,7 +273,7 @@ class RunOperator(StageOperator):
         except RolloutError as error:
             log.warning("cannot stop the sandbox of %s: %s", owner_of(key), error)
 
-    def left(self, keys: Iterable[AttemptKey]) -> None:
+    def forget(self, keys: Iterable[AttemptKey]) -> None:
         for key in keys:
             self._journals.drop(key)
 
@@ -341,20 +341,20 @@ class RunOperator(StageOperator):
             Kind.WELCOME: lambda row: self.backends.clear_pauses(),
             Kind.VERSION: self._version,
             Kind.PAUSED: self._paused,
-            Kind.BACKENDS: self._backends_told,
+            Kind.BACKENDS: self._backend_status,
         }
 
     def _version(self, row: ControlRow) -> None:
-        said = row.read(VersionPublished)
-        self.versions[row.run_id] = (PolicyVersion(said.version), said.weights)
+        published = row.read(VersionPublished)
+        self.versions[row.run_id] = (PolicyVersion(published.version), published.weights)
 
     def _paused(self, row: ControlRow) -> None:
-        said = row.read(Paused)
-        self.backends.set_paused(said.backend, said.paused)
+        pause = row.read(Paused)
+        self.backends.set_paused(pause.backend, pause.paused)
 
-    def _backends_told(self, row: ControlRow) -> None:
-        said = row.read(BackendStatus)
-        self.backends.told(said.gone, said.keyed)
+    def _backend_status(self, row: ControlRow) -> None:
+        status = row.read(BackendStatus)
+        self.backends.update_pool(status.gone, status.keyed)
 
     async def close(self) -> None:
         self._journals.close()
@@ -382,23 +382,23 @@ class RunOperator(StageOperator):
             renderer=renderer,
             wait_s=lease.limits.queue_s,
             ask=self._ask,
-            known=lambda: self.versions.get(run_id, (FIRST_VERSION, None)),
-            count=partial(self._count, _Told(self._clock()), lease.key),
+            current=lambda: self.versions.get(run_id, (FIRST_VERSION, None)),
+            count=partial(self._count, _AttemptProgress(self._clock()), lease.key),
         )
 
-    def _count(self, told: _Told, key: AttemptKey, completion: Completion) -> None:
+    def _count(self, progress: _AttemptProgress, key: AttemptKey, completion: Completion) -> None:
         """A model call of an attempt ended: say so, at most once in `PROGRESS_S`."""
         now, fresh = self._clock(), len(completion.token_ids_C)
-        told.turns += 1
-        told.tokens += fresh
+        progress.turns += 1
+        progress.tokens += fresh
         self.num_tokens += fresh
-        if now - told.at >= PROGRESS_S:
-            told.at = now
-            self._emit(Progress(turn=told.turns, tokens=told.tokens), key, stage=self.stage)
+        if now - progress.at >= PROGRESS_S:
+            progress.at = now
+            self._emit(Progress(turn=progress.turns, tokens=progress.tokens), key, stage=self.stage)
 
 
 @dataclass(slots=True)
-class _Told:
+class _AttemptProgress:
     """What an attempt has done so far, and when the gateway was last told."""
 
     at: float

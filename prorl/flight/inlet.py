@@ -55,7 +55,7 @@ _NOBODY = -1
 log = logging.getLogger("prorl.flight")
 
 
-class Taken(NamedTuple):
+class ReceivedRow(NamedTuple):
     """A row that this consumer has in hand, and where it came from."""
 
     key: AttemptKey
@@ -105,7 +105,7 @@ class Inlet:
         self._names = count()
         self._announced: set[str] = set()
         self._dialling: dict[str, asyncio.Task[None]] = {}
-        self._ready: deque[Taken] = deque()
+        self._ready: deque[ReceivedRow] = deque()
         self._arrived = asyncio.Event()
         self._rows: dict[AttemptKey, _RowState] = {}
         self.num_waiting = 0
@@ -141,7 +141,7 @@ class Inlet:
             self._broken = error
             self._arrived.set()
 
-    async def take(self) -> list[Taken]:
+    async def take(self) -> list[ReceivedRow]:
         """Returns rows that have arrived, at least one; none once closed. Raises what broke it."""
         while not self._ready and not self._closed:
             if self._broken is not None:
@@ -153,7 +153,7 @@ class Inlet:
         trace.mark(self.edge, trace.RECEIVED, (row.key for row in received))
         return received
 
-    def adopt(self, row: Taken) -> None:
+    def adopt(self, row: ReceivedRow) -> None:
         """Adds a row that an earlier life of this consumer received: `take` gives it, too."""
         if row.key in self._rows:
             return
@@ -262,7 +262,7 @@ class Inlet:
                 self._grants.done(name)
                 continue
             self._rows[key] = _RowState(name, name)
-            self._ready.append(Taken(key, row, share))
+            self._ready.append(ReceivedRow(key, row, share))
             if not self._redelivered:
                 self._received(row)
                 self._note(name, Back(ACK, key=key))

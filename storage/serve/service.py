@@ -39,7 +39,7 @@ from prorl.errors import (
 )
 from prorl.flight import FlightNetwork
 from prorl.flight.control_client import ControlClient, this_life
-from prorl.flight.inlet import Inlet, Taken
+from prorl.flight.inlet import Inlet, ReceivedRow
 from prorl.protocols import Network
 from prorl.storage.files.runs import is_run
 from prorl.storage.keep.compact import leftovers
@@ -193,12 +193,12 @@ class Store:
                 where, grace_s = self.config.run_directory(name), self.config.store.keep_replaced_s
                 await tidy(where, grace_s, everything=False)
 
-    def _add(self, received: Taken) -> None:
+    def _add(self, received: ReceivedRow) -> None:
         self._runs[received.key.run_id].writer.add(
             received.key, received.row, lambda: self._inlet.ack([received.key]), received.num_bytes
         )
 
-    async def _stray(self, received: Taken) -> None:
+    async def _stray(self, received: ReceivedRow) -> None:
         """Wait for a run that the log has not told of, or hear that the row's fate is decided."""
         while received.key.run_id not in self._runs:
             came = self._run_came

@@ -132,7 +132,7 @@ async def test_a_thought_over_http_that_outlasts_the_deadline_is_kept_with_its_v
             deadline=deadline,
             renderer=RENDERER,
             ask=ask,
-            known=lambda: (PolicyVersion(3), RunWeights("tag", published=True)),
+            current=lambda: (PolicyVersion(3), RunWeights("tag", published=True)),
         )
         trajectory = await NativeAgent().run(context(policy, deadline=deadline))
         await backends.close()

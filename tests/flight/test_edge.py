@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from prorl.flight import Inlet, Outlet, this_life
-from prorl.flight.inlet import Taken
+from prorl.flight.inlet import ReceivedRow
 from prorl.flight.queues import wire_bytes
 from prorl.schema.rows import Row
 from prorl.types import AttemptKey
@@ -17,8 +17,8 @@ from tests.grown import put
 from tests.waiting import until
 
 
-async def take(inlet: Inlet, count: int) -> list[Taken]:
-    found: list[Taken] = []
+async def take(inlet: Inlet, count: int) -> list[ReceivedRow]:
+    found: list[ReceivedRow] = []
     while len(found) < count:
         found += await asyncio.wait_for(inlet.take(), 30)
     return found
@@ -231,7 +231,7 @@ async def test_a_row_that_is_offered_again_is_acked_and_not_given_twice(
     one, two = await serve(net, first, "one"), await serve(net, second, "two")
     inlet = inlet_of(net, "ready", one, two, slots=2)
     if adopted:
-        inlet.adopt(Taken(key(0), Row(ready(0), 0), 100))
+        inlet.adopt(ReceivedRow(key(0), Row(ready(0), 0), 100))
     else:
         await put(first, ready(0))
     await take(inlet, 1)

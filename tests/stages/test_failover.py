@@ -72,7 +72,7 @@ class Scene:
             deadline=self.deadline,
             renderer=RENDERER,
             ask=self.ask,
-            known=lambda: self.known,
+            current=lambda: self.known,
         )
         try:
             return await NativeAgent().run(
@@ -156,7 +156,7 @@ async def test_a_server_without_a_word_is_left_when_the_gateway_says_that_it_is_
     async with scene(mode, Mode.WELL) as s:
         running = asyncio.ensure_future(s.run())
         await until(lambda: s.servers[0].calls)
-        s.backends.told(gone=[s.servers[0].url], keyed=[])
+        s.backends.update_pool(dead=[s.servers[0].url], keyed=[])
         trajectory = await running
         assert trajectory.stop_reason is StopReason.DONE
         assert [one.trouble for one in s.asked] == [Trouble.SILENT]
@@ -180,11 +180,11 @@ async def test_a_server_that_froze_and_thawed_is_asked_nothing_twice(is_back_fir
         s.answer = ask
         running = asyncio.ensure_future(s.run())
         await until(lambda: server.calls)
-        s.backends.told(gone=[server.url], keyed=[])
+        s.backends.update_pool(dead=[server.url], keyed=[])
         await until(lambda: s.asked)
         assert not running.done()
         if is_back_first:
-            s.backends.told(gone=[], keyed=[])
+            s.backends.update_pool(dead=[], keyed=[])
             is_back.set()
         await until(lambda: server.in_flight == 0)
         is_back.set()
@@ -212,7 +212,7 @@ async def test_an_attempt_that_ends_leaves_no_request_for_another_server() -> No
         s.answer = ask
         running = asyncio.ensure_future(s.run())
         await until(lambda: server.calls)
-        s.backends.told(gone=[server.url], keyed=[])
+        s.backends.update_pool(dead=[server.url], keyed=[])
         assert (await running).stop_reason is StopReason.DONE
         assert cancelled.is_set()
 
@@ -220,7 +220,7 @@ async def test_an_attempt_that_ends_leaves_no_request_for_another_server() -> No
 async def test_a_server_that_is_out_gets_no_new_call() -> None:
     async with scene(Mode.WELL, Mode.WELL) as s:
         out, other = s.servers
-        s.backends.told(gone=[out.url], keyed=[])
+        s.backends.update_pool(dead=[out.url], keyed=[])
         trajectory = await s.run()
         assert trajectory.stop_reason is StopReason.DONE
         assert out.calls == []
@@ -353,7 +353,7 @@ async def test_the_key_goes_to_servers_that_the_operator_named() -> None:
     early = asyncio.ensure_future(backends.get("http://ours", RENDERER))
     await asyncio.sleep(0.05)
     assert not opened, "before the gateway has said who may have it, nobody is asked"
-    backends.told(gone=[], keyed=["http://ours"])
+    backends.update_pool(dead=[], keyed=["http://ours"])
     with pytest.raises(BackendError):
         await early
     opened.clear()

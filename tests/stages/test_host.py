@@ -160,12 +160,12 @@ async def test_init_slots_free_when_run_takes_the_row(net: Net) -> None:
     operator = Scripted(Stage.INIT)
     async with bench(net, operator, slots=2, connect=False) as parts:
         parts.upstream.send(leased(0, 1, 2, 3))
-        await until(lambda: len(parts.stage.held()) == 2)
+        await until(lambda: len(parts.stage.in_hand()) == 2)
         await asyncio.sleep(0.03)
         assert parts.upstream.num_waiting == 2
         parts.downstream.set_upstreams([net.name("down")])
         assert len(await take(parts.downstream, 4)) == 4
-        await until(lambda: parts.stage.held() == [])
+        await until(lambda: parts.stage.in_hand() == [])
 
 
 async def test_run_and_eval_slots_free_at_the_end_of_the_work(net: Net) -> None:
@@ -173,7 +173,7 @@ async def test_run_and_eval_slots_free_at_the_end_of_the_work(net: Net) -> None:
     async with bench(net, operator, slots=2, connect=False) as parts:
         for n in range(6):
             await put(parts.upstream, ran(n))
-        await until(lambda: len(parts.stage.held()) == 6)
+        await until(lambda: len(parts.stage.in_hand()) == 6)
         assert parts.acked == []
 
 
@@ -182,14 +182,14 @@ async def test_finished_bytes_hold_back_the_work(net: Net) -> None:
     async with bench(net, operator, slots=2, finished_bytes=1, connect=False) as parts:
         for n in range(9):
             await put(parts.upstream, ready(n))
-        await until(lambda: len(parts.stage.held()) == 3)
+        await until(lambda: len(parts.stage.in_hand()) == 3)
         await asyncio.sleep(0.03)
-        assert len(parts.stage.held()) == 3
+        assert len(parts.stage.in_hand()) == 3
         parts.downstream.set_upstreams([net.name("down")])
         for _ in range(9):
             (row,) = await take(parts.downstream, 1)
             parts.downstream.ack([row.key])
-        await until(lambda: parts.stage.held() == [])
+        await until(lambda: parts.stage.in_hand() == [])
 
 
 async def test_eval_acks_run_when_its_own_downstream_acked(net: Net) -> None:
@@ -240,7 +240,7 @@ async def test_a_result_that_cannot_be_sent_ends_its_own_row_only(net: Net, slot
         assert sorted(row.key for row in await take(parts.downstream, 2)) == [key(0), key(2)]
         await until(lambda: parts.ended() == [("failed", 1, "stage_error")])
         assert operator.released == [1]
-        assert sorted(parts.stage.held()) == [key(0), key(2)]
+        assert sorted(parts.stage.in_hand()) == [key(0), key(2)]
 
 
 async def test_rows_that_end_together_become_one_message_in_their_order() -> None:
@@ -265,7 +265,7 @@ async def test_a_row_that_ends_in_the_turn_of_its_cancellation_is_given_back(net
         parts.upstream.send(leased(1))
         await until(lambda: operator.released == [1])
         assert parts.ended() == [("released", 1, "")]
-        assert parts.stage.held() == []
+        assert parts.stage.in_hand() == []
         assert parts.stage.outlet.num_waiting == 0
 
 
@@ -280,7 +280,7 @@ async def test_a_failed_row_is_reported_and_goes_on_if_it_has_turns(net: Net) ->
         await put(parts.upstream, ready(1))
         assert [row.key for row in await take(parts.downstream, 1)] == [key(1)]
         parts.downstream.ack([key(1)])
-        await until(lambda: parts.stage.held() == [])
+        await until(lambda: parts.stage.in_hand() == [])
         assert sorted(parts.ended()) == [
             ("failed", 0, "sandbox_lost"),
             ("failed", 1, "sandbox_lost"),
@@ -351,7 +351,7 @@ async def test_a_row_that_is_cancelled_before_its_first_step_frees_its_slot(net:
         await until(lambda: parts.ended() == [("released", 1, "")])
         operator.gate.set()
         assert [row.key for row in await take(parts.downstream, 1)] == [key(2)]
-        assert parts.stage.held() == [key(2)]
+        assert parts.stage.in_hand() == [key(2)]
 
 
 async def test_the_step_of_a_row_is_marked_with_its_rollout(

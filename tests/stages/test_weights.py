@@ -58,7 +58,7 @@ def routed(backends: Backends, url: str, deadline: Deadline, version: int = 0) -
         key=KEY,
         deadline=deadline,
         renderer=RENDERER,
-        known=lambda: known,
+        current=lambda: known,
     )
 
 
