@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -121,6 +122,11 @@ def dispatch(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        where = error.filename or "a file under the root or in the temporary folder"
+        return _complain(f"cannot write {where}: {error.strerror}; `df` says which disk", FAILED)
 
 
 def _complain(error: object, code: int) -> int:

@@ -54,4 +54,4 @@ def disk_full(path: Path) -> str:
     filesystem = os.statvfs(path)
     if filesystem.f_bavail * filesystem.f_frsize >= FULL_BYTES:
         return ""
-    return f"the disk of {path} is full: waiting for room"
+    return f"the disk of {path} is full"

@@ -29,6 +29,7 @@ from typing import Any
 import prorl
 from prorl.errors import UnavailableError
 from prorl.linux import at_work, failpoints, heartbeat
+from prorl.linux.files import disk_full
 from prorl.linux.procfs import is_stopped
 from prorl.linux.python_path import python_path
 from prorl.types import Json
@@ -253,10 +254,13 @@ class ChildProcess:
         await self._end_reader()
 
     def last_words(self, lines: int = 3) -> str:
-        """Returns what the log ends with, as a text to append to an error; prefers an `error:`
-        line.
+        """Returns the end of the log, as a text to append to an error; prefers an `error:` line.
+
+        A disk that is full takes no log, so that it is said instead.
         """
         try:
+            if full := disk_full(self.log.parent):
+                return f": {full}"
             tail = self.log.read_bytes()[-4096:].decode(errors="replace").splitlines()
         except OSError:
             return ""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +31,48 @@ def test_serve_says_that_its_server_is_dead_and_probed_on(tmp_path: Path) -> Non
         rest = service.stdout.read()
     assert said == f"waiting  {url} is ejected: a probe was refused; it is probed on\n"
     assert rest.endswith("stopped\n")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 16 MB of its own."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "none", disk]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("needs root, to mount a small disk")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Fills a disk; returns the file to remove again."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(1 << 12)):
+            pass
+    return ballast
+
+
+def test_serve_says_that_the_disk_is_full_and_that_it_goes_on(small_disk: Path) -> None:
+    argv = [PRORL, "serve", "--policy", "oracle", "--root", str(small_disk)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None
+        next(line for line in service.stdout if line.startswith("connect"))
+        ballast = fill(small_disk)
+        warning = next(line for line in service.stdout if line.startswith("warning"))
+        ballast.unlink()
+        assert next(line for line in service.stdout if line.startswith("working"))
+        service.send_signal(signal.SIGINT)
+    assert warning == f"warning  the disk of {small_disk} is full\n"
+
+
+def test_serve_on_a_full_disk_says_so_in_one_line(small_disk: Path) -> None:
+    fill(small_disk)
+    argv = [PRORL, "serve", "--policy", "oracle", "--root", str(small_disk)]
+    process = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stdout) == (1, "")
+    assert re.fullmatch(r"error: .*(is full|No space left on device).*\n", process.stderr)
 
 
 def test_a_nodes_own_folder_goes_when_it_ends_well(

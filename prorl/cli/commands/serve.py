@@ -7,22 +7,25 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from prorl.cli.commands.status import servers_out
 from prorl.cli.options import ConfigFile, JobRoot, ServiceSettings, of
-from prorl.cli.output import say
+from prorl.cli.output import clean, say
 from prorl.cli.settings import Job, check_model, job_settings, service_settings
 from prorl.config import ServiceConfig
 from prorl.config.layout import about
 from prorl.deploy.running import first, http_of, service, signals
 from prorl.dropin import SERVERS
 from prorl.errors import UnavailableError, UserError
+from prorl.linux.files import disk_full
 
 if TYPE_CHECKING:
     from prorl.supervisor.service import Supervisor
+    from prorl.types import Json
 
 WATCH_S = 2.0
 
@@ -148,7 +151,7 @@ async def _watch(running: Supervisor) -> None:
     """Tell the supervisor of progress, so that a child which dies now and then is no crash loop;
     tell people what rollouts wait for.
     """
-    http, trouble, out = http_of(running), "", set[str]()
+    http, trouble, reported = http_of(running), "", set[str]()
     while True:
         if running.trouble != trouble:
             trouble = running.trouble
@@ -156,7 +159,23 @@ async def _watch(running: Supervisor) -> None:
         with contextlib.suppress(UnavailableError):
             status = await asyncio.to_thread(http.request, "GET", "v1", "status")
             running.note_commits(int(status["commits"]))
-            out, before = set(servers_out(status)), out
-            for line in sorted(out - before):
-                say(f"waiting  {line}; it is probed on")
+            blocked = set(_blocked(status, running.config.root))
+            for line in sorted(blocked - reported):
+                say(line)
+            if reported and not blocked:
+                say("working  nothing is waited for any more")
+            reported = blocked
         await asyncio.sleep(WATCH_S)
+
+
+def _blocked(status: Mapping[str, Json], root: Path) -> Iterator[str]:
+    """Yields what keeps rollouts waiting: servers, runs that do not move, a disk that is full."""
+    for line in servers_out(status):
+        yield f"waiting  {line}; it is probed on"
+    for run in status["runs"]:
+        if run["stalled"]:
+            yield f"waiting  {run['run_id']} is stalled: {clean(run['stalled'])}"
+    for line in status["warnings"]:
+        yield f"warning  {clean(line)}"
+    if full := disk_full(root):
+        yield f"warning  {full}"
