@@ -38,7 +38,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 16 MB of its own."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "none", disk]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "none", str(disk)]
     if subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("needs root, to mount a small disk")
     yield disk
