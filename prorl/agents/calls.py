@@ -145,8 +145,8 @@ class ToolCalls:
         env = self._context.env
         if not isinstance(env, Repeats):
             return False
-        found = env.repeats(call)
-        return await found if inspect.isawaitable(found) else found
+        repeats = env.repeats(call)
+        return await repeats if inspect.isawaitable(repeats) else repeats
 
     def _unknown(self, message: str) -> ToolResult:
         if self._journal.on_lost_tool_call == "fail":

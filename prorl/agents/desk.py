@@ -72,15 +72,15 @@ class GuestLease:
     name: str
     run: str
     answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-    told: dict[str, Json]
+    offer: dict[str, Json]
     outcome: asyncio.Future[dict[str, Json]] = field(default_factory=asyncio.Future)
-    taken: asyncio.Event = field(default_factory=asyncio.Event)
-    heard_at: float = 0.0
+    accepted: asyncio.Event = field(default_factory=asyncio.Event)
+    alive_at: float = 0.0
     asking: int = 0
     """Requests that are being answered."""
 
-    def heard(self) -> None:
-        self.heard_at = asyncio.get_running_loop().time()
+    def note_life(self) -> None:
+        self.alive_at = asyncio.get_running_loop().time()
 
 
 class Desk:
@@ -103,7 +103,7 @@ class Desk:
         self._starts = asyncio.Semaphore(2 * (cpu_count() or 1))
         self._offered: list[GuestLease] = []
         self._leased: dict[str, GuestLease] = {}
-        self._said: OrderedDict[str, bytes] = OrderedDict()
+        self._outcome_digests: OrderedDict[str, bytes] = OrderedDict()
         self._news = asyncio.Condition()
 
     @classmethod
@@ -116,11 +116,11 @@ class Desk:
     @property
     def waits_for(self) -> dict[str, dict[str, int]]:
         """How many attempts wait for guests, by run and the guest's name."""
-        found: dict[str, dict[str, int]] = {}
+        counts: dict[str, dict[str, int]] = {}
         for lease in self._offered:
-            names = found.setdefault(lease.run, {})
+            names = counts.setdefault(lease.run, {})
             names[lease.name] = names.get(lease.name, 0) + 1
-        return found
+        return counts
 
     # ---- of RUN
 
@@ -148,17 +148,17 @@ class Desk:
             raise RolloutError(FailureCode.STAGE_ERROR, text)
         url, key = self.at[2], self.key(lease_id := secrets.token_hex(8))
         run, rollout, attempt = work.key
-        told = {"lease": lease_id, "run": run, "rollout": rollout, "attempt": attempt}
-        told |= {"task": work.task, "base_url": f"{url}/v1", "key": key}
-        told |= {"env": work.environment(url, key), "deadline_s": work.deadline.remaining_s}
-        lease = GuestLease(work.name, run, work.answer, told)
+        offer = {"lease": lease_id, "run": run, "rollout": rollout, "attempt": attempt}
+        offer |= {"task": work.task, "base_url": f"{url}/v1", "key": key}
+        offer |= {"env": work.environment(url, key), "deadline_s": work.deadline.remaining_s}
+        lease = GuestLease(work.name, run, work.answer, offer)
         work.deadline.pause()
         self._offered.append(lease)
         self._waits(work.key, True)
         try:
             async with self._news:
                 self._news.notify_all()
-            await asyncio.wait_for(lease.taken.wait(), work.queue_s)
+            await asyncio.wait_for(lease.accepted.wait(), work.queue_s)
         except TimeoutError:
             text = f"no guest {work.name!r} came for {work.queue_s:g} s"
             raise RolloutError(FailureCode.STAGE_ERROR, text) from None
@@ -175,11 +175,11 @@ class Desk:
     async def _outcome(self, lease: GuestLease) -> dict[str, Json]:
         now = asyncio.get_running_loop().time
         while not lease.outcome.done():
-            left_s = SILENT_S if lease.asking else lease.heard_at + SILENT_S - now()
-            if left_s <= 0:
+            remaining_s = SILENT_S if lease.asking else lease.alive_at + SILENT_S - now()
+            if remaining_s <= 0:
                 text = f"guest {lease.name!r} was silent for {SILENT_S:g} s"
                 raise RolloutError(FailureCode.EVAL_FAILED, text)
-            await asyncio.wait({lease.outcome}, timeout=left_s)
+            await asyncio.wait({lease.outcome}, timeout=remaining_s)
         return lease.outcome.result()
 
     # ---- of guests
@@ -199,38 +199,38 @@ class Desk:
 
     def take(self, name: str, slots: int, grant: TokenGrant = EVERYTHING) -> list[GuestLease]:
         """Give attempts away, the oldest first."""
-        taken = self._open(name, grant)[:slots]
-        for lease in taken:
+        accepted = self._open(name, grant)[:slots]
+        for lease in accepted:
             self._offered.remove(lease)
-            self._leased[lease.told["lease"]] = lease
-            lease.heard()
-            lease.taken.set()
-        return taken
+            self._leased[lease.offer["lease"]] = lease
+            lease.note_life()
+            lease.accepted.set()
+        return accepted
 
     def _open(self, name: str, grant: TokenGrant) -> list[GuestLease]:
         mine = (lease for lease in self._offered if lease.name == name)
         return [lease for lease in mine if not grant.runs or lease.run in grant.runs]
 
-    def end(self, known: str, how: str, body: dict[str, Json]) -> int:
+    def end(self, lease_id: str, how: str, body: dict[str, Json]) -> int:
         """What a guest says of its attempt in the end: the status that answers it.
 
         Raises UserError for more than an outcome may hold.
         """
         outcome = exact_json.dumps([how, body], option=orjson.OPT_SORT_KEYS)
-        said = hashlib.blake2b(outcome, digest_size=16).digest()
-        if (before := self._said.get(known)) is not None:
-            return 200 if before == said else 409
+        digest = hashlib.blake2b(outcome, digest_size=16).digest()
+        if (before := self._outcome_digests.get(lease_id)) is not None:
+            return 200 if before == digest else 409
         if how == "failed":
             body = {"failed": body.get("code", "infra"), "message": body.get("message", "")}
         log, reward = body.pop("log", ""), exact_json.dumps(body).decode()
         if len(reward) > MAX_REWARD_BYTES:
             raise UserError("a longer outcome", f"at most {MAX_REWARD_BYTES} bytes")
-        lease = self._leased.pop(known, None)
+        lease = self._leased.pop(lease_id, None)
         if lease is None:
             return 410
         log = log[-MAX_LOG:] if isinstance(log, str) else ""
         lease.outcome.set_result({"exit_code": 0, "reward": reward, "output": log})
-        self._said[known] = said
-        while len(self._said) > REMEMBERED:
-            self._said.popitem(last=False)
+        self._outcome_digests[lease_id] = digest
+        while len(self._outcome_digests) > REMEMBERED:
+            self._outcome_digests.popitem(last=False)
         return 200

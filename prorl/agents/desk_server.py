@@ -39,7 +39,7 @@ async def serving(desk: Desk) -> AsyncIterator[None]:
     assert desk.at is not None, "a desk without a port has no server"
     host, port, _ = desk.at
     server = web.Server(partial(_handle, desk, desk.keys), access_log=None)
-    context = _shown(desk.credentials) if desk.credentials else None
+    context = _tls_context(desk.credentials) if desk.credentials else None
     try:
         loop = asyncio.get_running_loop()
         listening = await loop.create_server(server, host, port, ssl=context)
@@ -58,16 +58,16 @@ async def _handle(desk: Desk, keys: Keys, request: web.BaseRequest) -> web.Strea
     try:
         if path[:2] == ["v1", "guests"] and path[3:] == ["lease"]:
             return await _lend(desk, keys, request, path[2])
-        known, _, _ = sent.partition(".")
-        if not hmac.compare_digest(sent.encode(), desk.key(known).encode()):
+        lease_id, _, _ = sent.partition(".")
+        if not hmac.compare_digest(sent.encode(), desk.key(lease_id).encode()):
             raise UnauthorizedError("no key of a lease", "the bearer that came with it")
         how = path[4] if path[:3] == ["v1", "guests", "leases"] and len(path) == 5 else ""
-        if how and path[3] != known:
+        if how and path[3] != lease_id:
             raise UnauthorizedError("the key of another lease", "the bearer that came with it")
         if how in ("done", "failed"):
-            return _said(desk.end(known, how, await read_body(request)))
-        lease = desk.leased(known)
-        return await _serve(lease, request, how) if lease else _said(410)
+            return _status_reply(desk.end(lease_id, how, await read_body(request)))
+        lease = desk.leased(lease_id)
+        return await _serve(lease, request, how) if lease else _status_reply(410)
     except UnauthorizedError as error:
         return failure(chat, 401, "authentication_error", str(error))
     except ForbiddenError as error:
@@ -84,25 +84,25 @@ async def _lend(desk: Desk, keys: Keys, request: web.BaseRequest, name: str) -> 
     await desk.wait_for(name, min(MAX_WAIT_S, float(body.get("wait_s", 30.0))), grant)
     if request.transport is None or request.transport.is_closing():
         return web.Response()  # nobody is there to take one
-    return web.json_response([lease.told for lease in desk.take(name, slots, grant)])
+    return web.json_response([lease.offer for lease in desk.take(name, slots, grant)])
 
 
 async def _serve(lease: GuestLease, request: web.BaseRequest, how: str) -> web.StreamResponse:
     lease.asking += 1
     try:
-        return _said(200) if how == "alive" else await lease.answer(request)
+        return _status_reply(200) if how == "alive" else await lease.answer(request)
     finally:
         lease.asking -= 1
-        lease.heard()
+        lease.note_life()
 
 
-def _said(status: int) -> web.Response:
+def _status_reply(status: int) -> web.Response:
     if status == 200:
         return web.json_response({})
     return failure(chat, status, "invalid_request_error", _ENDS[status])
 
 
-def _shown(credentials: AnyCredentials) -> ssl.SSLContext:
+def _tls_context(credentials: AnyCredentials) -> ssl.SSLContext:
     """Shows the service's certificate of the moment of each handshake, and asks for none."""
 
     @lru_cache(maxsize=1)

@@ -66,17 +66,17 @@ async def _drive(context: AttemptContext, sampler: Sampler) -> End:
                 )
             )
         try:
-            said = await until_over(context, door, work, "the guest")
+            outcome = await until_over(context, door, work, "the guest")
         except BudgetError as error:
             if door.ended.done():
                 raise
             raise RolloutError(FailureCode.EVAL_FAILED, f"{error.message}: it hung") from None
-    exit_code, reward = said.get("exit_code"), said.get("reward")
+    exit_code, reward = outcome.get("exit_code"), outcome.get("reward")
     if exit_code != 0 or reward is None:
         what = f"exit status {exit_code}" if exit_code else "no reward.json"
-        output = str(said.get("output", ""))
+        output = str(outcome.get("output", ""))
         raise RolloutError(FailureCode.EVAL_FAILED, f"the guest: {what}: {output.strip()[-1500:]}")
-    if output := str(said.get("output", "")).strip():
+    if output := str(outcome.get("output", "")).strip():
         sampler.record.messages.append(Message(role="grader", name="guest", content=output))
     return End(StopReason.DONE, artifact=reward.encode())
 
@@ -97,8 +97,8 @@ async def _play(
     """What came of the guest; one that is cancelled is gone when this returns."""
     argv = [word.replace("{guests}", str(SHIPPED)) for word in argv]
     own = {name: text for name, text in os.environ.items() if not name.startswith("PRORL_")}
-    told = json.dumps({"argv": argv, "env": env, "task": json.dumps(task)})
-    async with context.desk.starting(context.deadline, door.asked):
+    message = json.dumps({"argv": argv, "env": env, "task": json.dumps(task)})
+    async with context.desk.starting(context.deadline, door.first_call):
         guardian = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "prorl.linux.guest", str(os.getpid())),
             stdin=asyncio.subprocess.PIPE,
@@ -106,10 +106,10 @@ async def _play(
             env={**own, "PYTHONDONTWRITEBYTECODE": "1"},
         )
         try:
-            said, _ = await guardian.communicate(told.encode())
+            printed, _ = await guardian.communicate(message.encode())
         finally:
             await _end(guardian)
-    return json.loads(said) if said else {}
+    return json.loads(printed) if printed else {}
 
 
 async def _end(guardian: asyncio.subprocess.Process) -> None:

@@ -41,7 +41,7 @@ CANCEL_S = 10.0
 """For a program that is ended to be gone."""
 MOST_S = 7 * 86400.0
 """The tool server's limit: the attempt's own comes first, and may stand still meanwhile."""
-SHOWN_CHARS = 8000
+OUTPUT_CHARS = 8000
 """Of what it printed, its end."""
 NO_CALL = "the program made no model call that its endpoint takes"
 MAX_WORD_BYTES = 120_000
@@ -92,7 +92,7 @@ class ProgramAgent:
         its first call is under way may have been kept waiting by us, and is tried again.
         """
         how = f"{self._name} ended with exit status {done.exit_code} after {done.duration_s:.1f} s"
-        text = f"{done.output[-SHOWN_CHARS:].rstrip()}\n[{how}]".lstrip()
+        text = f"{done.output[-OUTPUT_CHARS:].rstrip()}\n[{how}]".lstrip()
         record.messages.append(Message(role="tool", name=self._name, content=text))
         if record.turns:
             return End(StopReason.DONE)
@@ -167,7 +167,7 @@ def command(program: Program, context: AttemptContext, base_url: str) -> tuple[l
     }
 
     def filled(text: str) -> str:
-        return re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], found[0]), text)
+        return re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], match[0]), text)
 
     words = [word.replace("{prompt_file}", "{home}/" + PROMPT_FILE) for word in program.argv]
     for word in words:
@@ -191,8 +191,8 @@ def command(program: Program, context: AttemptContext, base_url: str) -> tuple[l
         script.append(f'{part} > "$HOME"/{shlex.quote(path)}\n')
         stdin += content
     if len(stdin) > MAX_INPUT_BYTES:
-        given = f"{len(stdin):,} bytes of prompt and system prompt, for a program"
-        raise RolloutError(FailureCode.BAD_TASK, f"{given}; expected at most {MAX_INPUT_BYTES:,}")
+        problem = f"{len(stdin):,} bytes of prompt and system prompt, for a program"
+        raise RolloutError(FailureCode.BAD_TASK, f"{problem}; expected at most {MAX_INPUT_BYTES:,}")
     script.append(f'rm "$HOME"/{INPUT_FILE}\n')
     script.append(f'export PRORL_PROMPT_FILE="$HOME"/{PROMPT_FILE}\n')
     script.append(f'export PRORL_SYSTEM_FILE="$HOME"/{SYSTEM_FILE}\n')
@@ -217,7 +217,7 @@ def _fits(text: str) -> bool:
 
 def _yaml_text(text: str) -> str:
     """A text as YAML's double quotes hold it, whatever its characters."""
-    return f'"{re.sub(_NOT_PLAIN, lambda found: f"{chr(92)}U{ord(found[0]):08X}", text)}"'
+    return f'"{re.sub(_NOT_PLAIN, lambda match: f"{chr(92)}U{ord(match[0]):08X}", text)}"'
 
 
 _NOT_PLAIN = re.compile(r"""[^ !#-\[\]-~]""")

@@ -51,7 +51,7 @@ class Program:
             spec = replace(spec, address_bytes=room)
         if spec.image or not self.requirements:
             return spec
-        of_pip = any(not one.startswith("npm:") for one in self.requirements)
+        of_pip = any(not requirement.startswith("npm:") for requirement in self.requirements)
         wheels = "" if spec.wheels == HOST_WHEELS and of_pip else spec.wheels
         return replace(spec, requirements=(*spec.requirements, *self.requirements), wheels=wheels)
 
@@ -241,18 +241,18 @@ def carried(name: str, beside: Path) -> str:
     files = {word: beside / word[1:] for word in words if word.startswith("@")}
     if not files:
         return name
-    lines, held = list[str](), 0
+    lines, num_bytes = list[str](), 0
     for word, path in files.items():
         try:
             text = path.read_bytes()
         except OSError as cause:
             raise ConfigError(f"{word} of the agent: {cause.strerror}", "a file's path") from None
-        held += len(text)
+        num_bytes += len(text)
         home = f'"$HOME"/{shlex.quote(path.name)}'
         lines.append(f"echo {base64.b64encode(text).decode()} | base64 -d > {home}")
-    if held > MOST_CARRIED_BYTES:
+    if num_bytes > MOST_CARRIED_BYTES:
         room = f"{MOST_CARRIED_BYTES >> 10} KiB of files; put more into an image (docs/agents.md)"
-        raise ConfigError(f"{held:,} bytes of the agent's files", room)
+        raise ConfigError(f"{num_bytes:,} bytes of the agent's files", room)
     argv = (
         f'"$HOME"/{shlex.quote(files[w].name)}' if w in files else shlex.quote(w) for w in words
     )

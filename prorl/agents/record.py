@@ -218,7 +218,7 @@ class AttemptRecord:
                 tool_s=0.0,
                 tool_calls=0,
             ),
-            key=lambda told: told.turn,
+            key=lambda turn: turn.turn,
         )
 
     def tools(self, tool_s: float, num_calls: int) -> None:

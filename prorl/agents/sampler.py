@@ -75,8 +75,8 @@ class Sampler:
         At most `max_tokens`, and what the run's sampling and limits leave. Raises RolloutError.
         """
         digest = prompt_digest(sequence.ids_L)
-        if (said := self._journal.recorded_call(turn, digest)) is not None:
-            return self._take(sequence, said)
+        if (call := self._journal.recorded_call(turn, digest)) is not None:
+            return self._take(sequence, call)
         prompt_tokens, began, parts = len(sequence), self._clock(), list[Completion]()
         # Of a call beside this one the answer may be of newer weights: no reason to refuse this.
         self._oldest[turn] = self._min_version
@@ -96,12 +96,12 @@ class Sampler:
             else:
                 self.record.llm_s += llm_s
 
-    def _take(self, sequence: SequenceRecord, said: RecordedCall) -> Completion:
+    def _take(self, sequence: SequenceRecord, call: RecordedCall) -> Completion:
         """A model call that an earlier life of the attempt has recorded."""
-        completion, prompt_tokens = said.completion, len(sequence)
-        sequence.sampled(completion, said.turn, said.temperature)
+        completion, prompt_tokens = call.completion, len(sequence)
+        sequence.sampled(completion, call.turn, call.temperature)
         self.record.turn(
-            completion, prompt_tokens, said.temperature, said.llm_s, sequence.segment, said.turn
+            completion, prompt_tokens, call.temperature, call.llm_s, sequence.segment, call.turn
         )
         self._min_version = max((self._min_version, *completion.versions))
         if completion.finish_reason is FinishReason.ABORT:
@@ -144,28 +144,28 @@ class Sampler:
             raise BackendError(
                 FailureCode.BACKEND_UNAVAILABLE, f"aborted {MAX_EMPTY_ABORTS} times without a token"
             )
-        wanted = limit - sum(len(part.token_ids_C) for part in parts)
-        wanted = min(wanted, context.limits.max_tokens - len(sequence))
-        if wanted <= 0:
+        max_new = limit - sum(len(part.token_ids_C) for part in parts)
+        max_new = min(max_new, context.limits.max_tokens - len(sequence))
+        if max_new <= 0:
             raise BudgetError(FailureCode.MAX_TOKENS, f"{len(sequence)} tokens")
-        heard = Ear(self._clock)
-        request = self._request(sequence, turn, len(parts), wanted, heard)
+        ear = Ear(self._clock)
+        request = self._request(sequence, turn, len(parts), max_new, ear)
         try:
             with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, context.backend.name):
-                completion = await self._generate(request, heard)
+                completion = await self._generate(request, ear)
         except (BudgetError, BackendError, asyncio.CancelledError) as error:
             is_lie = isinstance(error, BackendError) and error.trouble is Trouble.MALFORMED
-            if heard.part is not None and len(heard.part.token_ids_C) and not is_lie:
-                cut = replace(heard.part, finish_reason=FinishReason.ABORT)
+            if ear.part is not None and len(ear.part.token_ids_C) and not is_lie:
+                cut = replace(ear.part, finish_reason=FinishReason.ABORT)
                 with suppress(BackendError):  # a piece that cannot be is none
-                    self._append(sequence, turn, parts, cut, wanted)
+                    self._append(sequence, turn, parts, cut, max_new)
             raise
         if _is_ended(completion, request.stop_token_ids):
             # Cut behind its last token: a turn that has ended does not go on.
             completion = replace(completion, finish_reason=FinishReason.STOP)
-        elif _is_cut(completion) and len(completion.token_ids_C) == wanted:
+        elif _is_cut(completion) and len(completion.token_ids_C) == max_new:
             completion = replace(completion, finish_reason=FinishReason.LENGTH)
-        self._append(sequence, turn, parts, completion, wanted)
+        self._append(sequence, turn, parts, completion, max_new)
         return completion
 
     def _append(
@@ -174,9 +174,9 @@ class Sampler:
         turn: int,
         parts: list[Completion],
         completion: Completion,
-        wanted: int,
+        max_new: int,
     ) -> None:
-        check_completion(completion, self._context.renderer.vocab_size, wanted)
+        check_completion(completion, self._context.renderer.vocab_size, max_new)
         if self._context.routed_experts:
             completion = _checked_routing(completion, sequence)
         check_age(completion, self._oldest[turn])
@@ -184,7 +184,7 @@ class Sampler:
         parts.append(completion)
         self._oldest[turn] = max((self._oldest[turn], *completion.versions))
 
-    async def _generate(self, request: GenerateRequest, heard: Ear) -> Completion:
+    async def _generate(self, request: GenerateRequest, ear: Ear) -> Completion:
         """Ask the backend for one completion.
 
         The policy answers for time in which it spoke, the backend for silence: a deadline after
@@ -194,8 +194,8 @@ class Sampler:
         try:
             return await within(context.deadline, context.backend.generate(request), "a model call")
         except BudgetError:
-            silent_s = self._clock() - heard.at
-            if silent_s < SILENT_S and (heard.part is not None or self.record.turns):
+            silent_s = self._clock() - ear.at
+            if silent_s < SILENT_S and (ear.part is not None or self.record.turns):
                 raise
             raise BackendError(
                 FailureCode.BACKEND_UNAVAILABLE,
@@ -204,7 +204,7 @@ class Sampler:
             ) from None
 
     def _request(
-        self, sequence: SequenceRecord, turn: int, part: int, max_tokens: int, heard: Ear
+        self, sequence: SequenceRecord, turn: int, part: int, max_tokens: int, ear: Ear
     ) -> GenerateRequest:
         context, key = self._context, self._context.key
         return GenerateRequest(
@@ -224,7 +224,7 @@ class Sampler:
             + (f".{part}" if part else ""),
             session=context.session + (f"/{sequence.segment}" if sequence.segment else ""),
             min_version=self._oldest[turn],
-            on_part=heard,
+            on_part=ear,
             task=context.task,
             sample_index=context.sample_index,
             turn=turn,
@@ -277,16 +277,16 @@ def _checked_routing(completion: Completion, sequence: SequenceRecord) -> Comple
 
     A cut call may have none: the next one is asked for what is missing. Raises BackendError.
     """
-    known, routed_experts = sequence.num_routed, completion.routed_experts
-    wanted = len(sequence) + len(completion.token_ids_C) - 1 - known
-    if routed_experts is not None and len(routed_experts) == wanted:
+    num_routed, routed_experts = sequence.num_routed, completion.routed_experts
+    expected = len(sequence) + len(completion.token_ids_C) - 1 - num_routed
+    if routed_experts is not None and len(routed_experts) == expected:
         return completion
     if completion.finish_reason is FinishReason.ABORT:
         return replace(completion, routed_experts=None)
-    found = "none" if routed_experts is None else f"{len(routed_experts)}"
+    actual = "none" if routed_experts is None else f"{len(routed_experts)}"
     raise BackendError(
         FailureCode.BACKEND_PROTOCOL,
-        f"{completion.backend} sent the experts of {found} of {wanted} tokens, which the run's"
+        f"{completion.backend} sent the experts of {actual} of {expected} tokens, which the run's"
         " `routed_experts` asks for: was it started with --enable-return-routed-experts?",
     )
 

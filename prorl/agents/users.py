@@ -75,7 +75,7 @@ CPU_S = 30.0
 """Of the processor, for an agent's own code between two requests."""
 OVERTIME_S = 30.0
 """For an agent's own code after the attempt's time is over; its next request says so."""
-MAX_SHOWN_BYTES = 4 << 20
+MAX_MESSAGE_BYTES = 4 << 20
 """Of what an agent said to the policy, for people to read."""
 
 
@@ -160,7 +160,7 @@ class _Drive:
         self._turns: set[int] = set()
         self._cut_text: str | None = None
         """What the policy said last, where a limit of tokens cut it."""
-        self._shown_bytes, self._has_shown = 0, False
+        self._message_bytes, self._has_begun = 0, False
 
     # ---- the life of the helper's question
 
@@ -396,9 +396,9 @@ class _Drive:
                 raise
             failure = Failure(code=FailureCode.MAX_TOKENS, message=str(error))
             return End(StopReason.CONTEXT, failure)
-        if not self._has_shown:
+        if not self._has_begun:
             self.record.messages.clear()  # the agent's own first prompt stands for the env's
-            self._has_shown = True
+            self._has_begun = True
         sequence = self.record.begin(request.lineage, parent)
         sequence.context(ids, request.turn)
         self._show(messages if parent < 0 else request.messages, request.turn)
@@ -433,8 +433,8 @@ class _Drive:
     def _show(self, messages: Sequence[Message], turn: int) -> None:
         """Write down for people what the agent said to the policy."""
         for message in messages:
-            self._shown_bytes += (size := len(message.content))
-            if self._shown_bytes > MAX_SHOWN_BYTES:
+            self._message_bytes += (size := len(message.content))
+            if self._message_bytes > MAX_MESSAGE_BYTES:
                 message = replace(message, content=f"[{size:,} letters are left out]")
             at = min(message.turn, turn) if message.role == "tool" else turn
             self.record.messages.append(replace(message, turn=at))

@@ -26,13 +26,13 @@ def prepare(channel: HelperChannel, name: str) -> Answer:
         agent: UserAgent = plugins.make(ENTRY_POINTS, name, ConfigError, plugins.NO_PARTS)
     except ConfigError as error:
         place = place_of(error)
-        given = (
+        arguments = (
             error.problem if not place or place in error.problem else f"{error.problem} ({place})"
         )
-        raise ConfigError(given, error.expected, error.hint) from None
+        raise ConfigError(arguments, error.expected, error.hint) from None
     if not callable(getattr(agent, "run", None)):
-        given = f"agent {name!r} is a {type(agent).__name__} without `run`"
-        raise ConfigError(given, "a class with `async def run(self, attempt)`", MEND_FILE)
+        arguments = f"agent {name!r} is a {type(agent).__name__} without `run`"
+        raise ConfigError(arguments, "a class with `async def run(self, attempt)`", MEND_FILE)
 
     def answer(facts: AttemptFacts) -> str:
         ask = partial(asking, channel, channel.number)
@@ -60,8 +60,8 @@ async def _driven(name: str, agent: UserAgent, attempt: Attempt) -> str:
     if text is None:
         text = attempt.last_reply.content if attempt.last_reply is not None else ""
     if not isinstance(text, str):
-        given = f"agent {name!r} gave {text!r:.80}"
-        raise TaskError(given, "the text of its answer, or None for the policy's last reply")
+        arguments = f"agent {name!r} gave {text!r:.80}"
+        raise TaskError(arguments, "the text of its answer, or None for the policy's last reply")
     return text
 
 

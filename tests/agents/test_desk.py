@@ -201,7 +201,7 @@ async def test_a_log_is_cut_and_of_an_outcome_its_digest_is_kept(at: Open) -> No
     said = (await running).messages[-1].content
     assert len(said) <= desk.MAX_LOG
     assert said.endswith(" end")
-    assert sum(map(len, at.desk._said.values())) <= 16
+    assert sum(map(len, at.desk._outcome_digests.values())) <= 16
 
 
 async def test_a_row_that_waits_for_a_guest_has_no_slot_and_says_whom_it_waits_for() -> None:

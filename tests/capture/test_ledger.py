@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prorl.agents.capture.canonical import Asked, chain
+from prorl.agents.capture.canonical import ConversationRequest, chain
 from prorl.agents.capture.ledger import Call, Ledger
 from prorl.agents.sampler import Sampler
 from prorl.states import TASK_LINEAGES
@@ -63,11 +63,11 @@ class Agent:
         self.backend = Says()
         self.sampler = Sampler(attempt(self.backend))
         self.ledger = Ledger(attempt(self.backend, train=train), self.sampler)
-        self.asked: list[Asked] = []
+        self.asked: list[ConversationRequest] = []
         self.calls: list[Call] = []
         """In the order of the requests."""
 
-    async def ask(self, *requests: Asked, delivered: bool = True) -> None:
+    async def ask(self, *requests: ConversationRequest, delivered: bool = True) -> None:
         """Requests at once, whose clients are there until they have their replies."""
         waiting = [True]
         calls = await asyncio.gather(
@@ -82,9 +82,9 @@ class Agent:
 
     async def begin(self, task: str, tools: tuple[ToolSpec, ...] = BASH) -> None:
         first = (SYSTEM, Message(role="user", content=task))
-        await self.ask(Asked(messages=first, tools=tools))
+        await self.ask(ConversationRequest(messages=first, tools=tools))
 
-    def next(self, at: int, how: int = 0) -> Asked:
+    def next(self, at: int, how: int = 0) -> ConversationRequest:
         """The request after the reply to an earlier one, as edited by `how`."""
         asked, reply = self.asked[at % len(self.asked)], self.calls[at % len(self.calls)].reply
         assert reply is not None
@@ -189,7 +189,7 @@ async def test_lineages_and_what_trains() -> None:
     await agent.ask(agent.next(1))
     await agent.begin("list the files", (ToolSpec("look", "", {}),))
     compacted = (SYSTEM, Message(role="user", content="so far"))
-    await agent.ask(Asked(messages=compacted, tools=BASH))
+    await agent.ask(ConversationRequest(messages=compacted, tools=BASH))
     await agent.ask(agent.next(1, how=2))
     await agent.ledger.close()
     found = [(s.lineage, s.parent, s.weight) for s in agent.sampler.record.sequences]
@@ -214,7 +214,9 @@ async def test_sub_agents_and_what_they_become_train_where_the_run_names_them(
     tools = (ToolSpec("look", "", {}),)
     await agent.begin("list the files", tools)
     retold = (*agent.asked[1].messages, Message(role="user", content="anew"))
-    await agent.ask(Asked(messages=retold, tools=tools))  # no echo: a sequence of its own
+    await agent.ask(
+        ConversationRequest(messages=retold, tools=tools)
+    )  # no echo: a sequence of its own
     await agent.ledger.close()
     weight = 1 / 3 if Lineage.SUBAGENT in train else 0.0
     sequences = agent.sampler.record.sequences

@@ -60,7 +60,7 @@ class RefusedError(UserError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ConversationRequest:
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
     max_tokens: int | None = None
@@ -116,16 +116,16 @@ def _whole(value: Json) -> Json:
     return [_whole(item) for item in value] if isinstance(value, list) else value
 
 
-def check_size(asked: Asked) -> None:
+def check_size(conversation: ConversationRequest) -> None:
     """Raise RefusedError for a request of more parts than a loop can take over at once."""
-    if (size := len(asked.messages)) > MAX_MESSAGES:
+    if (size := len(conversation.messages)) > MAX_MESSAGES:
         raise RefusedError(f"{size:,} messages", f"at most {MAX_MESSAGES:,}")
-    if (size := len(asked.tools)) > MAX_TOOLS:
+    if (size := len(conversation.tools)) > MAX_TOOLS:
         raise RefusedError(f"{size:,} tools", f"at most {MAX_TOOLS:,}")
-    size = sum(len(exact_json.dumps(tool._asdict())) for tool in asked.tools)
+    size = sum(len(exact_json.dumps(tool._asdict())) for tool in conversation.tools)
     if size > MAX_TOOL_BYTES:
         raise RefusedError(f"tools of {size:,} bytes", f"at most {MAX_TOOL_BYTES:,}")
-    texts = [call.text for message in asked.messages for call in message.tool_calls]
+    texts = [call.text for message in conversation.messages for call in message.tool_calls]
     if (size := sum(map(_num_values, texts))) > MAX_VALUES:
         raise RefusedError(f"calls with {size:,} values", f"at most {MAX_VALUES:,}")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from prorl import exact_json
 from prorl.agents.capture.canonical import (
     ROLES,
-    Asked,
+    ConversationRequest,
     RefusedError,
     Reply,
     argument_text,
@@ -31,7 +31,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 _REFUSED = {"n": 1, "logprobs": False, "audio": {}, "functions": [], "modalities": ["text"]}
 
 
-def parse(body: dict[str, Json]) -> Asked:
+def parse(body: dict[str, Json]) -> ConversationRequest:
     refuse(body, _REFUSED)
     messages = read_list(body.get("messages"), "messages")
     if not messages:
@@ -42,7 +42,7 @@ def parse(body: dict[str, Json]) -> Asked:
             raise RefusedError(f"a tool of type {kind!r:.40}", "tools of type function")
         tools.append(read_tool(tool.get("function")))
     options = body.get("stream_options") or {}
-    return Asked(
+    return ConversationRequest(
         messages=tuple(_message(read_object(message, "a message")) for message in messages),
         tools=tuple(tools),
         max_tokens=read_limit(body, "max_completion_tokens", "max_tokens"),
@@ -80,34 +80,34 @@ def _call(sent: dict[str, Json]) -> ToolCall:
     return read_call(function.get("name"), function.get("arguments") or "{}", sent.get("id"))
 
 
-def answer(asked: Asked, reply: Reply) -> Json:
-    said = reply.message
-    message: dict[str, Json] = {"role": "assistant", "content": said.content or None}
-    if said.reasoning:
-        message["reasoning_content"] = said.reasoning
-    if said.tool_calls:
-        message["tool_calls"] = list(map(_call_json, said.tool_calls))
+def answer(conversation: ConversationRequest, reply: Reply) -> Json:
+    written = reply.message
+    message: dict[str, Json] = {"role": "assistant", "content": written.content or None}
+    if written.reasoning:
+        message["reasoning_content"] = written.reasoning
+    if written.tool_calls:
+        message["tool_calls"] = list(map(_call_json, written.tool_calls))
     choice = {"index": 0, "message": message, "finish_reason": _finish(reply), "logprobs": None}
-    head = _head(asked, reply, "chat.completion")
+    head = _head(conversation, reply, "chat.completion")
     return head | {"choices": [choice], "usage": _usage(reply)}
 
 
-def events(asked: Asked, reply: Reply) -> Iterator[bytes]:
-    head, said = _head(asked, reply, "chat.completion.chunk"), reply.message
+def events(conversation: ConversationRequest, reply: Reply) -> Iterator[bytes]:
+    head, written = _head(conversation, reply, "chat.completion.chunk"), reply.message
 
     def chunk(delta: Json, finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish}
         return _event(head | {"choices": [choice]})
 
     yield chunk({"role": "assistant", "content": ""})
-    if said.reasoning:
-        yield chunk({"reasoning_content": said.reasoning})
-    if said.content:
-        yield chunk({"content": said.content})
-    for index, call in enumerate(said.tool_calls):
+    if written.reasoning:
+        yield chunk({"reasoning_content": written.reasoning})
+    if written.content:
+        yield chunk({"content": written.content})
+    for index, call in enumerate(written.tool_calls):
         yield chunk({"tool_calls": [{"index": index} | _call_json(call)]})
     yield chunk({}, _finish(reply))
-    if asked.wants_usage:
+    if conversation.wants_usage:
         yield _event(head | {"choices": [], "usage": _usage(reply)})
     yield b"data: [DONE]\n\n"
 
@@ -124,12 +124,12 @@ def _event(data: Json) -> bytes:
     return b"data: " + exact_json.dumps(data) + b"\n\n"
 
 
-def _head(asked: Asked, reply: Reply, kind: str) -> dict[str, Json]:
+def _head(conversation: ConversationRequest, reply: Reply, kind: str) -> dict[str, Json]:
     return {
         "id": f"chatcmpl-{reply.number}",
         "object": kind,
         "created": int(time.time()),
-        "model": asked.model,
+        "model": conversation.model,
     }
 
 

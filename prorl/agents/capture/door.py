@@ -37,7 +37,7 @@ from aiohttp import web
 
 from prorl import exact_json
 from prorl.agents.capture import chat
-from prorl.agents.capture.canonical import Asked, RefusedError, load_json, read_object
+from prorl.agents.capture.canonical import ConversationRequest, RefusedError, load_json, read_object
 from prorl.agents.capture.connections import Connections
 from prorl.agents.capture.ledger import Call, Ledger
 from prorl.agents.capture.reading import COUNTS, DIALECTS, Dialect, Incoming, read
@@ -84,7 +84,7 @@ class Door:
         self._most_bytes = min(MAX_BYTES, ESCAPED * room + UNSHOWN_BYTES)
         self._bytes = 0
         """The bytes of bodies that are being read and placed: at most twice `_most_bytes`."""
-        self.asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.first_call: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done with the first request."""
 
     @property
@@ -130,8 +130,8 @@ class Door:
         return await asyncio.create_task(self._same_work(work))
 
     async def _handled(self, request: web.BaseRequest) -> web.StreamResponse:
-        if not self.asked.done():
-            self.asked.set_result(None)
+        if not self.first_call.done():
+            self.first_call.set_result(None)
         if self._key not in ("", sent_key(request)):
             return failure(chat, 401, "authentication_error", "no key of this rollout")
         path = request.path.rstrip("/")
@@ -146,19 +146,21 @@ class Door:
             return failure(chat, 404, "not_found_error", text)
         dialect = DIALECTS[end]
         try:
-            async with self._incoming(request, end) as (asked, digests):
+            async with self._incoming(request, end) as (conversation, digests):
                 if count:
-                    return web.json_response({count[1]: await self._ledger.count(asked)})
-                call = await self._ledger.call(asked, digests, lambda: _is_open(request))
+                    return web.json_response({count[1]: await self._ledger.count(conversation)})
+                call = await self._ledger.call(conversation, digests, lambda: _is_open(request))
         except RefusedError as error:
             return failure(dialect, 400, "invalid_request_error", str(error))
         except BusyError as error:
             return failure(dialect, 429, "rate_limit_error", str(error))
         except RolloutError as error:
             return failure(dialect, 503, "api_error", f"the rollout has ended: {error}")
-        asked = replace(asked, messages=(), tools=())  # not as long as its reply takes
+        conversation = replace(
+            conversation, messages=(), tools=()
+        )  # not as long as its reply takes
         try:
-            return await self._answer(request, dialect, asked, call)
+            return await self._answer(request, dialect, conversation, call)
         except (ConnectionError, TimeoutError):  # it went away while we wrote: its reply is kept
             if request.transport is not None:
                 request.transport.abort()
@@ -182,15 +184,19 @@ class Door:
 
         try:
             body = await body_of(request, self._most_bytes, count_bytes)
-            yield await read(end, body, self._account.taken_s())
+            yield await read(end, body, self._account.spent_s())
         finally:
             self._bytes -= num_bytes
 
     async def _answer(
-        self, request: web.BaseRequest, dialect: Dialect, asked: Asked, call: Call
+        self,
+        request: web.BaseRequest,
+        dialect: Dialect,
+        conversation: ConversationRequest,
+        call: Call,
     ) -> web.StreamResponse:
         """The reply, as soon as it is there; until then signs of life."""
-        kind = "text/event-stream" if asked.stream else _JSON
+        kind = "text/event-stream" if conversation.stream else _JSON
         response = web.StreamResponse(headers={"content-type": kind, "cache-control": "no-cache"})
         while not (await asyncio.wait({call.task}, timeout=KEEP_ALIVE_S))[0]:
             if not _is_open(request):
@@ -198,22 +204,22 @@ class Door:
             if not response.prepared:
                 await response.prepare(request)
             async with asyncio.timeout(WRITE_S):
-                await response.write(dialect.KEEP_ALIVE if asked.stream else b" ")
+                await response.write(dialect.KEEP_ALIVE if conversation.stream else b" ")
         if call.task.cancelled() or (error := call.task.exception()) is not None:
             text = f"the rollout has ended: {'closed' if call.task.cancelled() else error}"
             if not response.prepared:
                 return failure(dialect, 503, "api_error", text)
             body = orjson.dumps(dialect.error("api_error", text))
-            await response.write(dialect.failed("api_error", text) if asked.stream else body)
+            await response.write(dialect.failed("api_error", text) if conversation.stream else body)
             return response
         reply = call.task.result()
         async with asyncio.timeout(WRITE_S):
             if not response.prepared:
                 await response.prepare(request)
-            if asked.stream:
-                await response.write(b"".join(dialect.events(asked, reply)))
+            if conversation.stream:
+                await response.write(b"".join(dialect.events(conversation, reply)))
             else:
-                await response.write(exact_json.dumps(dialect.answer(asked, reply)))
+                await response.write(exact_json.dumps(dialect.answer(conversation, reply)))
             await response.write_eof()
         call.delivered |= _is_open(request)
         return response

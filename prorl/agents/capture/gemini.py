@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from prorl import exact_json
 from prorl.agents.capture.canonical import (
     IMAGE,
-    Asked,
+    ConversationRequest,
     RefusedError,
     Reply,
     argument_object,
@@ -43,7 +43,7 @@ class Gemini:
     KEEP_ALIVE: bytes = b"\n"
     """Clients read blank lines between two events, and no comments."""
 
-    def parse(self, body: dict[str, Json]) -> Asked:
+    def parse(self, body: dict[str, Json]) -> ConversationRequest:
         if "generateContentRequest" in body:  # a `:countTokens` may hold the request that it counts
             body = read_object(body["generateContentRequest"], "generateContentRequest")
         config = read_object(body.get("generationConfig") or {}, "generationConfig")
@@ -58,14 +58,14 @@ class Gemini:
         ]
         if not contents:
             raise RefusedError("contents is empty", "a conversation")
-        return Asked(
+        return ConversationRequest(
             messages=(*first, *contents),
             tools=tuple(_tools(read_list(body.get("tools"), "tools"))),
             max_tokens=read_limit(config, "maxOutputTokens"),
             stream=self.stream,
         )
 
-    def answer(self, asked: Asked, reply: Reply) -> Json:
+    def answer(self, conversation: ConversationRequest, reply: Reply) -> Json:
         finish = "MAX_TOKENS" if reply.finish is FinishReason.LENGTH else "STOP"
         content = {"role": "model", "parts": list(_parts(reply.message))}
         return {
@@ -76,12 +76,12 @@ class Gemini:
                 "candidatesTokenCount": reply.completion_tokens,
                 "totalTokenCount": reply.prompt_tokens + reply.completion_tokens,
             },
-            "modelVersion": asked.model or "policy",
+            "modelVersion": conversation.model or "policy",
             "responseId": f"resp_{reply.number}",
         }
 
-    def events(self, asked: Asked, reply: Reply) -> Iterator[bytes]:
-        yield b"data: " + exact_json.dumps(self.answer(asked, reply)) + b"\n\n"
+    def events(self, conversation: ConversationRequest, reply: Reply) -> Iterator[bytes]:
+        yield b"data: " + exact_json.dumps(self.answer(conversation, reply)) + b"\n\n"
 
     def error(self, kind: str, message: str) -> Json:
         code, status = _STATUS.get(kind, (503, "UNAVAILABLE"))

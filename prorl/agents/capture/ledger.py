@@ -31,7 +31,7 @@ import numpy as np
 from prorl.agents.capture.canonical import (
     IMAGE,
     INVALID_CALL,
-    Asked,
+    ConversationRequest,
     RefusedError,
     Reply,
     canonical_arguments,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from prorl.agents.sampler import Sampler
     from prorl.types import Int32
 
-MAX_SHOWN_BYTES = 16 << 20
+MAX_MESSAGE_BYTES = 16 << 20
 """The record keeps at most so many bytes of what an agent said, for people to read. An agent that
 begins anew at each call says all of it again.
 """
@@ -89,7 +89,7 @@ class Ledger:
         self._renderer = context.renderer
         self._rendering = Rendering(context.renderer, context.renderer_spec, context.deadline)
         self._placing = asyncio.Lock()  # protects the record between a place and its ids
-        self._shown_bytes = 0
+        self._message_bytes = 0
         self._calls: list[Call] = []
         self._by_prompt: defaultdict[bytes, list[Call]] = defaultdict(list)
         self._own_ids: dict[str, ToolCall] = {}
@@ -105,29 +105,39 @@ class Ledger:
         return bool(self._calls)
 
     async def call(
-        self, asked: Asked, digests: Sequence[bytes], has_client: Callable[[], bool]
+        self,
+        conversation: ConversationRequest,
+        digests: Sequence[bytes],
+        has_client: Callable[[], bool],
     ) -> Call:
         """The model call of a request, `digests` its `chain`; its task gives the reply.
 
         Raises RefusedError, and RolloutError when the attempt has ended.
         """
         async with self._placing:
-            return await self._call(asked, digests, has_client)
+            return await self._call(conversation, digests, has_client)
 
     async def _call(
-        self, asked: Asked, digests: Sequence[bytes], has_client: Callable[[], bool]
+        self,
+        conversation: ConversationRequest,
+        digests: Sequence[bytes],
+        has_client: Callable[[], bool],
     ) -> Call:
         if self.ended.done():
             raise self.ended.result()
         siblings = self._by_prompt[digests[-1]]
         for call in siblings:
-            if call.max_tokens == asked.max_tokens and not call.delivered and not call.has_client():
+            if (
+                call.max_tokens == conversation.max_tokens
+                and not call.delivered
+                and not call.has_client()
+            ):
                 self.counts["replayed"] += 1
                 call.has_client = has_client
                 return call
         try:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, "a model call"):
-                sequence, parent, has_mismatch = await self._placed(asked, digests, siblings)
+                sequence, parent, has_mismatch = await self._placed(conversation, digests, siblings)
         except TaskError as error:
             raise RefusedError(str(error)) from error
         except RolloutError as error:
@@ -135,9 +145,9 @@ class Ledger:
             raise
         call = Call(
             number=len(self._calls),
-            num_messages=len(asked.messages),
-            max_tokens=asked.max_tokens,
-            has_tools=bool(asked.tools),
+            num_messages=len(conversation.messages),
+            max_tokens=conversation.max_tokens,
+            has_tools=bool(conversation.tools),
             sequence=sequence,
             start=len(sequence),
             has_client=has_client,
@@ -146,15 +156,15 @@ class Ledger:
         )
         self._calls.append(call)
         siblings.append(call)
-        call.task = asyncio.create_task(self._say(call, asked.tools))
+        call.task = asyncio.create_task(self._say(call, conversation.tools))
         return call
 
-    async def count(self, asked: Asked) -> int:
+    async def count(self, conversation: ConversationRequest) -> int:
         """Ids of a request's prompt. Raises RefusedError for one that fits no sequence."""
         async with self._placing:
             try:
-                self._check_bytes(asked.messages)
-                return len(await self._prompt(asked))
+                self._check_bytes(conversation.messages)
+                return len(await self._prompt(conversation))
             except (TaskError, BudgetError) as error:
                 raise RefusedError(str(error)) from error
 
@@ -165,7 +175,7 @@ class Ledger:
     # ---- placing
 
     async def _placed(
-        self, asked: Asked, digests: Sequence[bytes], siblings: list[Call]
+        self, conversation: ConversationRequest, digests: Sequence[bytes], siblings: list[Call]
     ) -> tuple[SequenceRecord, Call | None, bool]:
         """The sequence that holds the prompt and nothing behind it, whose reply it goes on, and
         whether its past would be told anew.
@@ -180,39 +190,48 @@ class Ledger:
             first = siblings[0]
             sequence = self._record.fork(first.sequence.segment, first.start, turn)
             return sequence, None, first.has_mismatch
-        parent = self._parent(asked, digests)
+        parent = self._parent(conversation, digests)
         if parent is not None and parent.reply is not None:
-            new = self._told(asked.messages[parent.num_messages + 1 :], parent.reply)
+            new = self._new_messages(conversation.messages[parent.num_messages + 1 :], parent.reply)
             self._check_bytes(new)
             bridge = await self._bridge(parent.completion, new)
             if bridge is not None:
                 self._check_room(parent.end + len(bridge))
-                has_mismatch = await self._has_mismatch(parent, asked)
+                has_mismatch = await self._has_mismatch(parent, conversation)
                 return (
-                    self._continued(parent, bridge, asked, turn, has_mismatch),
+                    self._continued(parent, bridge, conversation, turn, has_mismatch),
                     parent,
                     has_mismatch,
                 )
-        self._check_bytes(asked.messages)
-        return self._begun(await self._prompt(asked), asked, digests, turn), None, False
+        self._check_bytes(conversation.messages)
+        return (
+            self._begun(await self._prompt(conversation), conversation, digests, turn),
+            None,
+            False,
+        )
 
-    def _parent(self, asked: Asked, digests: Sequence[bytes]) -> Call | None:
+    def _parent(self, conversation: ConversationRequest, digests: Sequence[bytes]) -> Call | None:
         """The call whose prompt and reply the request begins with; the longest such prompt."""
-        for length in range(len(asked.messages) - 1, 0, -1):
+        for length in range(len(conversation.messages) - 1, 0, -1):
             calls = self._by_prompt.get(digests[length], ())
             # Of replies that are equal, the one that the agent has heard last.
             for call in sorted(calls, key=lambda call: (call.delivered, call.number), reverse=True):
-                tail = asked.messages[length + 1 :]
+                tail = conversation.messages[length + 1 :]
                 if (
                     call.reply is not None
-                    and is_echo(call.reply.message, asked.messages[length])
+                    and is_echo(call.reply.message, conversation.messages[length])
                     and all(message.role != "assistant" for message in tail)
                 ):
                     return call
         return None
 
     def _continued(
-        self, parent: Call, bridge: Int32, asked: Asked, turn: int, has_mismatch: bool
+        self,
+        parent: Call,
+        bridge: Int32,
+        conversation: ConversationRequest,
+        turn: int,
+        has_mismatch: bool,
     ) -> SequenceRecord:
         sequence = parent.sequence
         if len(sequence) != parent.end:
@@ -222,44 +241,48 @@ class Ledger:
         assert parent.reply is not None
         place = parent.num_messages
         self.counts["continued_calls"] += 1
-        self.counts["edited_replies"] += is_edited(parent.reply.message, asked.messages[place])
+        self.counts["edited_replies"] += is_edited(
+            parent.reply.message, conversation.messages[place]
+        )
         self.counts["retokenization_mismatches"] += has_mismatch
         parent.continued = parent.delivered = True
-        self._wrote(asked.messages[place + 1 :], turn)
+        self._wrote(conversation.messages[place + 1 :], turn)
         return sequence
 
     def _begun(
-        self, ids: Int32, asked: Asked, digests: Sequence[bytes], turn: int
+        self, ids: Int32, conversation: ConversationRequest, digests: Sequence[bytes], turn: int
     ) -> SequenceRecord:
         self._check_room(len(ids))
-        lineage, parent = self._lineage(asked, digests)
+        lineage, parent = self._lineage(conversation, digests)
         if not self._calls:
             self._record.messages.clear()  # the agent's own first prompt stands for the env's
         sequence = self._record.begin(lineage, parent)
         sequence.context(ids, turn)
         self.counts["rendered_calls"] += 1
-        self._wrote(asked.messages, turn)
+        self._wrote(conversation.messages, turn)
         return sequence
 
-    def _lineage(self, asked: Asked, digests: Sequence[bytes]) -> tuple[Lineage, int]:
+    def _lineage(
+        self, conversation: ConversationRequest, digests: Sequence[bytes]
+    ) -> tuple[Lineage, int]:
         """Of a conversation that continues none, and the segment that it comes from.
 
         The first with tools has the task; where no agent names tools, the first.
         """
         main = [call for call in self._calls if call.sequence.lineage in TASK_LINEAGES]
-        if not main or (asked.tools and not main[0].has_tools):
+        if not main or (conversation.tools and not main[0].has_tools):
             for call in main:
                 call.sequence.lineage = Lineage.AUXILIARY
             self._main = digests[1]
             return Lineage.MAIN, -1
-        for length in range(len(asked.messages) - 1, 0, -1):
+        for length in range(len(conversation.messages) - 1, 0, -1):
             if calls := self._by_prompt.get(digests[length]):
                 origin = calls[-1].sequence
                 is_tasks = origin.lineage in TASK_LINEAGES
                 return Lineage.COMPACTED if is_tasks else origin.lineage, origin.segment
         if digests[1] == self._main:
             return Lineage.COMPACTED, main[-1].sequence.segment
-        return Lineage.SUBAGENT if asked.tools else Lineage.AUXILIARY, -1
+        return Lineage.SUBAGENT if conversation.tools else Lineage.AUXILIARY, -1
 
     def _check_bytes(self, messages: Sequence[Message]) -> None:
         """Raise BudgetError for what is not worth rendering: no ids can hold so much."""
@@ -282,7 +305,7 @@ class Ledger:
 
     # ---- ids
 
-    def _told(self, tail: Sequence[Message], reply: Reply) -> list[Message]:
+    def _new_messages(self, tail: Sequence[Message], reply: Reply) -> list[Message]:
         """What is new, as the template is told: results in the order of their calls."""
         order = {call.id: index for index, call in enumerate(reply.message.tool_calls)}
         results = 0
@@ -312,7 +335,7 @@ class Ledger:
                 continue
         return None
 
-    async def _has_mismatch(self, parent: Call, asked: Asked) -> bool:
+    async def _has_mismatch(self, parent: Call, conversation: ConversationRequest) -> bool:
         """Whether rendering a request whole would change the ids that its past was sampled as.
 
         It is what a server's own chat endpoint would do, and the only reason why it is done here.
@@ -322,20 +345,20 @@ class Ledger:
         if parent.has_mismatch:
             return True
         turn = len(self._calls)
-        if text_bytes(asked.messages) > LIGHT_BYTES and turn & (turn - 1):
+        if text_bytes(conversation.messages) > LIGHT_BYTES and turn & (turn - 1):
             return False
         recorded = parent.sequence.ids_L[: parent.end].copy()
         try:
-            return not np.array_equal((await self._prompt(asked))[: len(recorded)], recorded)
+            return not np.array_equal((await self._prompt(conversation))[: len(recorded)], recorded)
         except TaskError:
             return True
 
-    async def _prompt(self, asked: Asked) -> Int32:
-        messages = [self._as_written(message) for message in asked.messages]
+    async def _prompt(self, conversation: ConversationRequest) -> Int32:
+        messages = [self._as_written(message) for message in conversation.messages]
         try:
-            return await self._rendering.prompt(messages, asked.tools)
+            return await self._rendering.prompt(messages, conversation.tools)
         except TaskError:
-            return await self._rendering.prompt(one_system(messages), asked.tools)
+            return await self._rendering.prompt(join_system(messages), conversation.tools)
 
     # ---- sampling
 
@@ -348,11 +371,11 @@ class Ledger:
             raise
         before = call.sequence.ids_L[: call.start]
         call.end, call.completion = len(call.sequence), completion.token_ids_C
-        said = await self._rendering.parse(completion.token_ids_C, before, tools)
-        calls = tuple(self._named(call, own) for own in said.tool_calls)
+        parsed = await self._rendering.parse(completion.token_ids_C, before, tools)
+        calls = tuple(self._named(call, own) for own in parsed.tool_calls)
         call.reply = Reply(
             number=call.number,
-            message=replace(said, tool_calls=calls, turn=call.number),
+            message=replace(parsed, tool_calls=calls, turn=call.number),
             finish=completion.finish_reason,
             prompt_tokens=call.start,
             completion_tokens=len(completion.token_ids_C),
@@ -360,7 +383,7 @@ class Ledger:
         )
         self._record.messages.append(call.reply.message)
         if call.sequence.lineage in TASK_LINEAGES:
-            self._record.final = said.content
+            self._record.final = parsed.content
         return call.reply
 
     def _named(self, call: Call, own: ToolCall) -> ToolCall:
@@ -378,8 +401,8 @@ class Ledger:
             own = self._own_ids.get(message.call_id)
             name = own.name if own else message.name
             beside = len(message.reasoning) + sum(len(call.text) for call in message.tool_calls)
-            self._shown_bytes += (size := text_bytes([message]) + beside)
-            if self._shown_bytes > MAX_SHOWN_BYTES:
+            self._message_bytes += (size := text_bytes([message]) + beside)
+            if self._message_bytes > MAX_MESSAGE_BYTES:
                 text = f"[{size:,} bytes are left out]"
                 message = replace(message, content=text, reasoning="", tool_calls=())
             self._record.messages.append(replace(message, turn=turn, name=name))
@@ -407,32 +430,32 @@ class Ledger:
         """Of the replies to one prompt, those that the agent did not go on with."""
         for siblings in self._by_prompt.values():
             if len(siblings) > 1:
-                heard = [call for call in siblings if call.continued]
-                heard = heard or [call for call in siblings if call.delivered]
-                if len(heard) > 1 and not any(call.continued for call in heard):
-                    heard = []  # which of them is the last word nobody knows
-                yield from (call for call in siblings if call not in heard)
+                continued = [call for call in siblings if call.continued]
+                continued = continued or [call for call in siblings if call.delivered]
+                if len(continued) > 1 and not any(call.continued for call in continued):
+                    continued = []  # which of them is the last word nobody knows
+                yield from (call for call in siblings if call not in continued)
 
 
-def is_echo(said: Message, sent: Message) -> bool:
+def is_echo(reply: Message, sent: Message) -> bool:
     """Whether an agent's message stands for our reply: by its calls, else by its text."""
     if sent.role != "assistant":
         return False
-    if said.tool_calls:
-        return {call.id for call in said.tool_calls} == {call.id for call in sent.tool_calls}
-    return not sent.tool_calls and sent.content.strip() == said.content.strip()
+    if reply.tool_calls:
+        return {call.id for call in reply.tool_calls} == {call.id for call in sent.tool_calls}
+    return not sent.tool_calls and sent.content.strip() == reply.content.strip()
 
 
-def is_edited(said: Message, sent: Message) -> bool:
+def is_edited(reply: Message, sent: Message) -> bool:
     """Whether an echo says something else than our reply did."""
 
-    def told(message: Message) -> list[tuple[str, str]]:
+    def comparable(message: Message) -> list[tuple[str, str]]:
         return [(call.name, canonical_arguments(call)) for call in message.tool_calls]
 
-    return said.content.strip() != sent.content.strip() or told(said) != told(sent)
+    return reply.content.strip() != sent.content.strip() or comparable(reply) != comparable(sent)
 
 
-def one_system(messages: Sequence[Message]) -> list[Message]:
+def join_system(messages: Sequence[Message]) -> list[Message]:
     """For templates with one system message, first: leading ones joined, later ones as a user's.
 
     One that came later never moves to the front, which would change the past.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from prorl import exact_json
 from prorl.agents.capture.canonical import (
     IMAGE,
-    Asked,
+    ConversationRequest,
     RefusedError,
     Reply,
     argument_object,
@@ -32,7 +32,7 @@ _SIGNATURE = "c2lnbmF0dXJl"
 """Of thoughts: any will do, agents send it back unread."""
 
 
-def parse(body: dict[str, Json]) -> Asked:
+def parse(body: dict[str, Json]) -> ConversationRequest:
     refuse(body, _REFUSED)
     system = read_parts(body.get("system"), ("text",), "image")
     first = (Message(role="system", content=system),) if system else ()
@@ -44,7 +44,7 @@ def parse(body: dict[str, Json]) -> Asked:
     if not messages:
         raise RefusedError("messages is empty", "a conversation")
     sent = (read_object(tool, "a tool") for tool in read_list(body.get("tools"), "tools"))
-    return Asked(
+    return ConversationRequest(
         messages=(*first, *messages),
         tools=tuple(  # those without a schema are hosted elsewhere
             read_tool(tool, "input_schema") for tool in sent if "input_schema" in tool
@@ -97,16 +97,16 @@ def _messages(sent: dict[str, Json]) -> Iterator[Message]:
         )
 
 
-def answer(asked: Asked, reply: Reply) -> Json:
+def answer(conversation: ConversationRequest, reply: Reply) -> Json:
     blocks = [
         block | {"input": argument_object(call)} if call else block
         for block, call in _blocks(reply)
     ]
-    return _message(asked, reply) | {"content": blocks}
+    return _message(conversation, reply) | {"content": blocks}
 
 
-def events(asked: Asked, reply: Reply) -> Iterator[bytes]:
-    message = _message(asked, reply)
+def events(conversation: ConversationRequest, reply: Reply) -> Iterator[bytes]:
+    message = _message(conversation, reply)
     usage = message["usage"] | {"output_tokens": 1}
     begun = message | {"content": [], "stop_reason": None, "usage": usage}
     yield _event("message_start", message=begun)
@@ -145,13 +145,13 @@ def _event(kind: str, **fields: Json) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 
 
-def _message(asked: Asked, reply: Reply) -> dict[str, Json]:
+def _message(conversation: ConversationRequest, reply: Reply) -> dict[str, Json]:
     stop = "tool_use" if reply.message.tool_calls else "end_turn"
     return {
         "id": f"msg_{reply.number:08d}",
         "type": "message",
         "role": "assistant",
-        "model": asked.model,
+        "model": conversation.model,
         "stop_reason": "max_tokens" if reply.finish is FinishReason.LENGTH else stop,
         "stop_sequence": None,
         "usage": {
@@ -164,10 +164,10 @@ def _message(asked: Asked, reply: Reply) -> dict[str, Json]:
 
 
 def _blocks(reply: Reply) -> Iterator[tuple[dict[str, Json], ToolCall | None]]:
-    said = reply.message
-    if said.reasoning:
-        yield {"type": "thinking", "thinking": said.reasoning, "signature": _SIGNATURE}, None
-    if said.content:
-        yield {"type": "text", "text": said.content}, None
-    for call in said.tool_calls:
+    written = reply.message
+    if written.reasoning:
+        yield {"type": "thinking", "thinking": written.reasoning, "signature": _SIGNATURE}, None
+    if written.content:
+        yield {"type": "text", "text": written.content}, None
+    for call in written.tool_calls:
         yield {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}, call

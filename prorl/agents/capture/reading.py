@@ -16,7 +16,7 @@ import msgspec
 
 from prorl.agents.capture import chat, gemini, messages, responses
 from prorl.agents.capture.canonical import (
-    Asked,
+    ConversationRequest,
     RefusedError,
     Reply,
     chain,
@@ -43,13 +43,13 @@ class Dialect(Protocol):
     def KEEP_ALIVE(self) -> bytes:
         """Returns what is written into a stream whose reply is not there yet."""
 
-    def parse(self, body: dict[str, Json]) -> Asked:
+    def parse(self, body: dict[str, Json]) -> ConversationRequest:
         """What a request asks. Raises RefusedError."""
 
-    def answer(self, asked: Asked, reply: Reply) -> Json:
+    def answer(self, conversation: ConversationRequest, reply: Reply) -> Json:
         """The whole answer."""
 
-    def events(self, asked: Asked, reply: Reply) -> Iterator[bytes]:
+    def events(self, conversation: ConversationRequest, reply: Reply) -> Iterator[bytes]:
         """The same as a stream."""
 
     def error(self, kind: str, message: str) -> Json:
@@ -79,7 +79,7 @@ COUNTS: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 class Incoming(NamedTuple):
-    asked: Asked
+    conversation: ConversationRequest
     digests: list[bytes]
     """`chain` of it."""
 
@@ -107,9 +107,9 @@ def read_here(path: str, body: bytes) -> Incoming:
         value = load_json(body)
     except ValueError as cause:
         raise RefusedError(f"the body is no JSON: {cause}", "a JSON object") from None
-    asked = DIALECTS[path].parse(read_object(value, "the body"))
-    check_size(asked)
-    return Incoming(asked, chain(asked.messages, asked.tools))
+    conversation = DIALECTS[path].parse(read_object(value, "the body"))
+    check_size(conversation)
+    return Incoming(conversation, chain(conversation.messages, conversation.tools))
 
 
 def prepare() -> Answer:

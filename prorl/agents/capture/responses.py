@@ -15,7 +15,7 @@ from itertools import count
 from prorl import exact_json
 from prorl.agents.capture.canonical import (
     ROLES,
-    Asked,
+    ConversationRequest,
     RefusedError,
     Reply,
     argument_text,
@@ -52,7 +52,7 @@ _TEXT_SCHEMA = {
 """Of a tool that takes text."""
 
 
-def parse(body: dict[str, Json]) -> Asked:
+def parse(body: dict[str, Json]) -> ConversationRequest:
     refuse(body, _REFUSED)
     if "message.output_text.logprobs" in read_list(body.get("include"), "include"):
         raise RefusedError("include names logprobs", "a request without them")
@@ -62,7 +62,7 @@ def parse(body: dict[str, Json]) -> Asked:
     messages = (*first, *_messages(body.get("input")))
     if not messages:
         raise RefusedError("input is empty", "a conversation")
-    return Asked(
+    return ConversationRequest(
         messages=messages,
         tools=tools,
         max_tokens=read_limit(body, "max_output_tokens"),
@@ -112,8 +112,8 @@ def _messages(sent: Json) -> Iterator[Message]:
             role = read_role(ROLES, item.get("role"))
             yield Message(role=role, content=read_parts(item.get("content"), _TEXTS, _IMAGE))
         else:
-            given = f"an item of type {kind!r:.40}"
-            raise RefusedError(given, "messages, reasoning, calls and their outputs")
+            problem = f"an item of type {kind!r:.40}"
+            raise RefusedError(problem, "messages, reasoning, calls and their outputs")
     if own:
         yield _assistant(own)
 
@@ -140,11 +140,13 @@ def _assistant(items: list[dict[str, Json]]) -> Message:
     )
 
 
-def answer(asked: Asked, reply: Reply) -> Json:
-    return _response(asked, reply, _items(asked, reply))
+def answer(conversation: ConversationRequest, reply: Reply) -> Json:
+    return _response(conversation, reply, _items(conversation, reply))
 
 
-def _response(asked: Asked, reply: Reply, output: list[dict[str, Json]]) -> dict[str, Json]:
+def _response(
+    conversation: ConversationRequest, reply: Reply, output: list[dict[str, Json]]
+) -> dict[str, Json]:
     cut = reply.finish is FinishReason.LENGTH and not any(
         item["type"] != "reasoning" for item in output
     )
@@ -153,7 +155,7 @@ def _response(asked: Asked, reply: Reply, output: list[dict[str, Json]]) -> dict
         "object": "response",
         "created_at": int(time.time()),
         "status": "incomplete" if cut else "completed",
-        "model": asked.model,
+        "model": conversation.model,
         "output": output,
         "usage": {
             "input_tokens": reply.prompt_tokens,
@@ -174,52 +176,52 @@ def _response(asked: Asked, reply: Reply, output: list[dict[str, Json]]) -> dict
     }
 
 
-def _items(asked: Asked, reply: Reply) -> list[dict[str, Json]]:
-    said, number = reply.message, reply.number
+def _items(conversation: ConversationRequest, reply: Reply) -> list[dict[str, Json]]:
+    written, number = reply.message, reply.number
     items = list[dict[str, Json]]()
-    if said.reasoning:
+    if written.reasoning:
         items.append(
             {
                 "type": "reasoning",
                 "id": f"rs_{number}",
                 "summary": [],
-                "content": [{"type": "reasoning_text", "text": said.reasoning}],
+                "content": [{"type": "reasoning_text", "text": written.reasoning}],
                 "encrypted_content": None,
                 "status": "completed",
             }
         )
-    if said.content:
+    if written.content:
         items.append(
             {
                 "type": "message",
                 "id": f"msg_{number}",
                 "role": "assistant",
                 "status": "completed",
-                "content": [{"type": "output_text", "text": said.content, "annotations": []}],
+                "content": [{"type": "output_text", "text": written.content, "annotations": []}],
             }
         )
     return items + [
-        _call(asked, call, f"fc_{number}_{i}") for i, call in enumerate(said.tool_calls)
+        _call(conversation, call, f"fc_{number}_{i}") for i, call in enumerate(written.tool_calls)
     ]
 
 
-def _call(asked: Asked, call: ToolCall, item_id: str) -> dict[str, Json]:
+def _call(conversation: ConversationRequest, call: ToolCall, item_id: str) -> dict[str, Json]:
     head = {"id": item_id, "call_id": call.id, "name": call.name, "status": "completed"}
-    if call.name in asked.custom:
+    if call.name in conversation.custom:
         value = call.text if call.error else call.arguments.get("input")
         return {
             "type": "custom_tool_call",
             **head,
             "input": value if isinstance(value, str) else "",
         }
-    if space := asked.namespaces.get(call.name):
+    if space := conversation.namespaces.get(call.name):
         head["namespace"] = space
     return {"type": "function_call", **head, "arguments": argument_text(call)}
 
 
-def events(asked: Asked, reply: Reply) -> Iterator[bytes]:
-    numbers, items = count(), _items(asked, reply)
-    response = _response(asked, reply, items)
+def events(conversation: ConversationRequest, reply: Reply) -> Iterator[bytes]:
+    numbers, items = count(), _items(conversation, reply)
+    response = _response(conversation, reply, items)
     begun = response | {"status": "in_progress", "output": [], "usage": None}
 
     def event(kind: str, **fields: Json) -> bytes:

@@ -40,16 +40,16 @@ class Account:
     """What one attempt's requests have taken of the loop lately."""
 
     def __init__(self) -> None:
-        self._taken_s, self._at = 0.0, 0.0
+        self._spent_s, self._at = 0.0, 0.0
 
-    def taken_s(self) -> float:
+    def spent_s(self) -> float:
         now = time.monotonic()
-        self._taken_s *= math.exp2((self._at - now) / MEMORY_S)
+        self._spent_s *= math.exp2((self._at - now) / MEMORY_S)
         self._at = now
-        return self._taken_s
+        return self._spent_s
 
     def take(self, seconds: float) -> None:
-        self._taken_s = self.taken_s() + seconds
+        self._spent_s = self.spent_s() + seconds
 
     def timed(self, work: Coroutine[Any, Any, ResultT]) -> Coroutine[Any, Any, ResultT]:
         return _Timed(self, work)
@@ -66,7 +66,7 @@ class Share:
         self._timer: asyncio.TimerHandle | None = None
 
     async def admit(self, account: Account) -> None:
-        before_s = account.taken_s()
+        before_s = account.spent_s()
         account.take(REQUEST_S)
         if before_s < FREE_S:
             return
@@ -88,7 +88,7 @@ class Share:
         if loop.time() < self._open_at:
             self._timer = loop.call_at(self._open_at, self._again)
             return
-        turn = min(waiting, key=lambda turn: turn[0].taken_s())
+        turn = min(waiting, key=lambda turn: turn[0].spent_s())
         self._waiting.remove(turn)
         turn[1].set_result(None)
         self.pause(REQUEST_S)
@@ -129,7 +129,7 @@ class _Timed(Coroutine[Any, Any, ResultT]):
         return self._work.throw(kind if value is None else value)
 
     def _took(self, seconds: float) -> None:
-        if self._account.taken_s() >= FREE_S:
+        if self._account.spent_s() >= FREE_S:
             share().pause(seconds)
         self._account.take(seconds)
 
