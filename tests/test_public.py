@@ -90,6 +90,12 @@ def _modules_after(code: str) -> set[str]:
                 *("pyarrow.dataset", "pyarrow.parquet", "tokenizers", "torch", "yaml"),
             ),
         ),
+        (  # a run of scripts plays with the extra `serve` alone
+            "import asyncio; from prorl.renderer.check import RendererSpec, check;"
+            " asyncio.run(check(RendererSpec(model='bytes')))",
+            "prorl.renderer.load",
+            ("jinja2", "tokenizers"),
+        ),
     ],
 )
 def test_a_process_loads_what_it_needs_only(

@@ -14,6 +14,7 @@ Whatever cannot be read or proved raises ConfigError here, before a first rollou
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, date, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -137,13 +138,13 @@ SAMPLE = "def f(x):\n    return 24 * x  # café"
 
 def describe(renderer: Renderer, spec: RendererSpec) -> dict[str, Json]:
     """What a run's manifest keeps of its renderer: hashes, family, what was proved."""
-    from prorl.renderer.model import TemplateRenderer
-
     facts: dict[str, Json] = {"renderer": type(renderer).__name__, "model": spec.model}
     tokenizer_json = Path(spec.model) / "tokenizer.json"
     if tokenizer_json.is_file():
         facts["tokenizer_sha256"] = sha256(tokenizer_json.read_bytes()).hexdigest()
-    if isinstance(renderer, TemplateRenderer):
+    # This module needs jinja2 of the extra `render`: while it is not loaded, no renderer is its.
+    templates = sys.modules.get("prorl.renderer.model")
+    if templates is not None and isinstance(renderer, templates.TemplateRenderer):
         facts |= renderer.facts()
     return facts | {
         "vocab_size": renderer.vocab_size,
