@@ -16,9 +16,11 @@ join=${1:?the join file: ROOT/join/node.json of the service}
 shift
 unset PYTHONPATH PYTHONHOME
 export TMPDIR=${SLURM_TMPDIR:-/tmp} JOIN=$join # node-local and short: sockets have 107 bytes
-# Of this task alone: the number of an array's job is one task's number too, and squeue would tell of all its tasks.
-LEFT=$(squeue -h -j "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}" -o %L)
-export LEFT PRORL=${PRORL:-prorl}
-# A step, since Slurm tells only steps at once that they are pre-empted; `exec` hands its signals on. The name is the job's, and the
-# task's number where it has several: a job that is put back into the queue keeps it, and its newest life counts.
-exec srun --kill-on-bad-exit=0 bash -c 'exec "$PRORL" node "$JOIN" --name "n-$SLURM_JOB_ID-$SLURM_PROCID" --left "$LEFT" "$@"' node "$@"
+# An array's task is ARRAY_TASK, as squeue prints it. Its SLURM_JOB_ID does not serve: one task has the array's own, the others have
+# numbers that nobody chose.
+JOB=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}
+LEFT=$(squeue -h -j "$JOB" -o %L)
+export JOB LEFT PRORL=${PRORL:-prorl}
+# A step, since Slurm tells only steps at once that they are pre-empted; `exec` hands its signals on. The name is the job's with
+# the step's task, 0 on the first host: a job that is put back into the queue keeps it, and its newest life counts.
+exec srun --kill-on-bad-exit=0 bash -c 'exec "$PRORL" node "$JOIN" --name "n-$JOB-$SLURM_PROCID" --left "$LEFT" "$@"' node "$@"

@@ -102,3 +102,31 @@ def test_the_manifest_says_command_lines_that_exist() -> None:
     for words in said:
         ignored = build().parse_args(words, exit_on_error=False, print_error=False)[2]
         assert not ignored
+
+
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({"SLURM_JOB_ID": "4711"}, "n-4711-0"),
+        ({"SLURM_JOB_ID": "2", "SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "1"}, "n-1_1-0"),
+    ],
+)
+def test_a_node_of_slurm_has_the_number_that_squeue_prints(
+    variables: dict[str, str], name: str, tmp_path: Path
+) -> None:
+    """A real Slurm plays the script in `tests/cluster/test_slurm.py`."""
+    commands = {"squeue": "echo 4:00:00", "srun": 'shift; SLURM_PROCID=0 exec "$@"'}
+    for command, text in {**commands, "prorl": 'echo "$@"'}.items():
+        (tmp_path / command).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / command).chmod(0o755)
+    output = subprocess.run(
+        ["bash", str(CONFIGS / "slurm-node.sh"), "node.json", "--set", "a=b"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert output.split() == [
+        *("node", "node.json", "--name", name),
+        *("--left", "4:00:00", "--set", "a=b"),
+    ]

@@ -168,8 +168,9 @@ def test_a_job_ends_at_its_time_and_another_goes_on(tmp_path: Path) -> None:
     with site(tmp_path, 2) as s:
         s.slurm.env["PRORL"] = f"{Path(sys.executable).parent}/prorl"
         join = str(s.service.root / "join" / "node.json")
-        s.slurm.submit("--export=ALL", str(NODE_SCRIPT), join, *pools())
+        array = s.slurm.submit("--export=ALL", "--array=7", str(NODE_SCRIPT), join, *pools())
         wait_until(lambda: len(s.nodes()) == 1, "the script's node", 120)
+        assert s.nodes() == {f"n-{array}_7-0"}
         began = time.monotonic()
         s.place(1, "--walltime", "00:02:00", besides=1)
         s.work()
