@@ -19,7 +19,7 @@ export OMP_NUM_THREADS ?= 1
 # Where it is set, each of the hundred processes that tests and demo start compiles every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup docs demo soak soak-long test test-slow test-tenth test-faults test-guards test-guards-all test-cluster test-backends test-kills test-as-user test-adapters test-ui test-vllm test-harbor rivals check format bench checkpoint clean
+.PHONY: help setup docs demo soak soak-long test test-slow test-tenth test-faults test-guards test-guards-all test-cluster test-backends test-kills test-as-user test-adapters test-ui test-vllm test-harbor test-installed rivals dist check format bench checkpoint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -173,6 +173,14 @@ test-as-user: setup ## as root: the tests of sandboxes, tools and pipeline once 
 
 docs: setup ## the documentation, in docs/_build/html
 	$(BIN)/python -m sphinx -q -W -b html docs docs/_build/html
+
+dist: setup ## sdist and wheel of the last commit, built twice the same, their files compared with the commit's (TAG=v0.1.0: of this version)
+	$(BIN)/python -m pip install -qq --group dist
+	$(BIN)/python configs/dist.py $(TAG)
+
+PYTHONS ?= $(PYTHON)
+test-installed: dist ## the wheel in empty environments of PYTHONS="python3.11 python3.13", with the highest and the lowest versions that it allows
+	VENV=$(VENV) bash configs/installed.sh $(PYTHONS)
 
 check: setup ## format, lint, names, types, layers
 	$(BIN)/ruff format --check .
