@@ -180,7 +180,7 @@ dist: setup ## sdist and wheel of the last commit, built twice the same, their f
 
 PYTHONS ?= $(PYTHON)
 test-installed: dist ## the wheel in empty environments of PYTHONS="python3.11 python3.13", with the highest and the lowest versions that it allows
-	VENV=$(VENV) bash configs/installed.sh $(PYTHONS)
+	UV=$(abspath $(BIN))/uv bash configs/installed.sh $(PYTHONS)
 
 check: setup ## format, lint, names, types, layers
 	$(BIN)/ruff format --check .

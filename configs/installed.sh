@@ -1,11 +1,11 @@
 #!/bin/bash
 # Plays the wheel of `make dist` in empty environments: configs/installed.sh PYTHON...
 # In each: the client alone, then the extra `serve` with the highest versions that it allows and with the lowest (uv), a run of scripts
-# from `prorl new` to `prorl backup`. Needs uv beside the python that made dist/ (VENV).
+# from `prorl new` to `prorl backup`. UV names uv.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 wheel=$(echo "$here"/dist/prorl-*.whl)
-uv=$here/${VENV:-.venv}/bin/uv
+uv=${UV:-$here/.venv/bin/uv}
 folder=$(mktemp -d /tmp/installed.XXXXXX)
 trap 'rm -rf "$folder"' EXIT
 # Neither this tree nor a set-up of the caller may stand in for a file that the wheel lacks.
