@@ -42,6 +42,7 @@ from prorl.types import (
     ToolResult,
     Trajectory,
 )
+from tests.renderer.test_grammars import PREFIXES
 
 TOKENIZER = ByteTokenizer()
 MATH = Task(
@@ -247,6 +248,23 @@ async def test_an_output_that_no_room_can_hold_is_not_rendered() -> None:
     assert trajectory.stop_reason is StopReason.CONTEXT
     assert trajectory.failure.code is FailureCode.MAX_TOKENS
     assert "the output of python, 4,194,304 bytes, does not fit" in trajectory.failure.message
+
+
+@pytest.mark.parametrize("name", PREFIXES)
+async def test_an_answer_that_repeats_itself_is_the_policys(name: str) -> None:
+    """A hundred kilobytes of how a call begins, in each grammar: what is in it is run or told of,
+    and the rollout ends by its own.
+    """
+    opener = PREFIXES[name] or "ha "
+    sampling, limits = SamplingParams(max_tokens=131_072), RolloutLimits(max_tokens=500_000)
+    for answer in (opener * (100_000 // len(opener)), opener + "x" * 100_000):
+        backend = Replies(Message(role="assistant", content=answer), ANSWER)
+        made = context(backend, limits=limits, sampling=sampling)
+        trajectory = await NativeAgent().run(made)
+        check_exact(trajectory, backend)
+        assert trajectory.failure.failure_class.trains, trajectory.failure.message
+        assert backend.said[0].finish_reason is FinishReason.STOP
+        assert sum(len(completion.token_ids_C) for completion in backend.said) > 10_000
 
 
 async def test_the_deadline_cuts_a_model_call_and_keeps_the_turns_and_the_artifact() -> None:

@@ -5,9 +5,12 @@ Each row of the table is a bound, how something of a size is given, and what the
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import pickle
 import random
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +22,7 @@ from prorl.envs import get_env, harbor
 from prorl.envs.answers.judge import MAX_REFERENCE_CHARS as MAX_JUDGED_CHARS
 from prorl.envs.answers.judge import judge
 from prorl.envs.math import MAX_REFERENCE_CHARS
+from prorl.errors import TaskError
 from prorl.renderer.apart import check_fits
 from prorl.service.core.candidates import (
     MAX_EXTRA_BYTES,
@@ -29,6 +33,7 @@ from prorl.service.core.candidates import (
 )
 from prorl.task_json import task_from_json, task_to_json
 from prorl.tasks import load_tasks
+from prorl.tasks.formats import programs
 from prorl.tasks.generated import MAX_TASKS, distinct
 from prorl.tasks.rows import TASK_DEPTH
 from prorl.types import Json, Task
@@ -157,6 +162,17 @@ def test_folders_of_tasks_are_looked_for_so_deep(tmp_path: Path) -> None:
     read_lines(tmp_path / "at", TASK_DEPTH - 1)
     with pytest.raises(ValueError, match="is a directory with no task file"):
         read_lines(tmp_path / "above", TASK_DEPTH)
+
+
+def test_cases_are_unpacked_up_to_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was packed a thousand to one is not unpacked beyond it."""
+    packed = pickle.dumps(json.dumps([{"input": "0" * 100_000, "output": "0"}]))
+    value = base64.b64encode(zlib.compress(packed)).decode()
+    monkeypatch.setattr(programs, "MAX_UNPACKED_BYTES", len(packed))
+    assert programs._private(value)
+    monkeypatch.setattr(programs, "MAX_UNPACKED_BYTES", len(packed) - 1)
+    with pytest.raises(TaskError, match="private_test_cases cannot be read"):
+        programs._private(value)
 
 
 # ---- a folder of a Harbor task, which passes through memory
