@@ -66,10 +66,10 @@ BY_HAND: dict[str, list[tuple[str, str]]] = {
             "[",
         ),
     ],
-    "heard.part": [("if heard.part is not None and len(heard.part.token_ids_C)", "if False")],
+    "ear.part": [("if ear.part is not None and len(ear.part.token_ids_C)", "if False")],
     "self._leased.pop": [
+        ("lease = self._leased.pop(lease_id, None)", "lease = self._leased.get(lease_id)"),
         ("self._leased.pop(lease_id, None)", "pass"),
-        ("self._leased.pop(known, None)", "self._leased.get(known)"),
     ],
     "num_trained": [
         ("trained = _sums(_num_trained(sequences)", "trained = _sums(sampled"),
@@ -82,8 +82,10 @@ BY_HAND: dict[str, list[tuple[str, str]]] = {
             "opening = self._opened[key] =",
         )
     ],
-    "min(waiting": [("min(waiting, key=lambda turn: turn[0].taken_s())", "waiting[0]")],
-    "at_work.during": [("at_work.during(owner_of(key), self._work(taken))", "self._work(taken)")],
+    "min(waiting": [("min(waiting, key=lambda turn: turn[0].spent_s())", "waiting[0]")],
+    "at_work.during": [
+        ("at_work.during(owner_of(key), self._work(received))", "self._work(received)")
+    ],
     "_of_run": [("deaths = _deaths(_of_run(folder, name))", "deaths = []")],
     "is_of_run": [("FailureCode.BAD_TASK if is_of_run else", "")],
     "is_whole": [("            if is_whole:\n", "            if True:\n")],
