@@ -160,7 +160,7 @@ class _Drive:
         self._turns: set[int] = set()
         self._cut_text: str | None = None
         """What the policy said last, where a limit of tokens cut it."""
-        self._message_bytes, self._has_begun = 0, False
+        self._message_bytes, self._has_prompt = 0, False
 
     # ---- the life of the helper's question
 
@@ -396,9 +396,9 @@ class _Drive:
                 raise
             failure = Failure(code=FailureCode.MAX_TOKENS, message=str(error))
             return End(StopReason.CONTEXT, failure)
-        if not self._has_begun:
+        if not self._has_prompt:
             self.record.messages.clear()  # the agent's own first prompt stands for the env's
-            self._has_begun = True
+            self._has_prompt = True
         sequence = self.record.begin(request.lineage, parent)
         sequence.context(ids, request.turn)
         self._show(messages if parent < 0 else request.messages, request.turn)

@@ -207,7 +207,7 @@ def test_taken_over_after_each_record_the_trajectory_is_the_same(agents: Path) -
         log, env = Log(), Repeatable()
         whole = await loop(AttemptJournal(log), Replies(*REPLIES), env)
         kinds = "".join(type(record).__name__[0] for record in log.records)
-        assert kinds == "SAASASASE"
+        assert kinds == "RTTRTRTRA"
         for count in range(len(log.records) + 1):
             past, later, env = log.records[:count], Log(), Repeatable()
             turns = sum(type(record).__name__ == "RecordedCall" for record in past)

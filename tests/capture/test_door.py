@@ -470,7 +470,7 @@ async def test_a_reply_that_is_not_taken_is_kept_and_its_connection_closed(
 async def test_the_record_keeps_a_bounded_text_of_what_an_agent_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ledger, "MAX_SHOWN_BYTES", 1000)
+    monkeypatch.setattr(ledger, "MAX_MESSAGE_BYTES", 1000)
     async with opened(Replies("one", "two")) as at:
         for text in ("short", "é" * 600):  # in bytes, not in letters
             await at.chat([{"role": "user", "content": text}])

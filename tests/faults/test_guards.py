@@ -85,20 +85,20 @@ GUARDS = {
     ),
     "another digest under a key": Guard(
         "prorl/service/core/candidates.py",
-        "name = digest(text.encode(), str(body.n).encode(), sampling.encode())",
+        "name = digest(text, str(body.n).encode(), sampling.encode())",
         'name = ""',
         f"{APP}::test_same_key_from_fifty_clients_at_once_is_one_group",
     ),
     "dedupe of commits": Guard(
         "prorl/service/core/commits.py",
-        "known = self._commit_seq(run, part)",
-        "known = None",
+        "commit_seq = self._commit_seq(run, part)",
+        "commit_seq = None",
         f"{GATEWAY}::test_commit_answers_the_same_to_the_same_part",
     ),
     "dedupe of rows that come again": Guard(
         "storage/write/writer.py",
-        "known = self._flying.knows(key) or self._waiting.knows(key)",
-        "known = None",
+        "waiting = self._flying.knows(key) or self._waiting.knows(key)",
+        "waiting = None",
         f"{WRITER}::test_a_row_that_comes_again_is_stored_once_and_acked_each_time",
     ),
     "dedupe of rows that are durable": Guard(
