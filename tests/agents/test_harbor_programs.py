@@ -28,6 +28,7 @@ from prorl.renderer import ChatMLRenderer
 from prorl.sandbox.images.layers import LayerRecipe, make_layer
 from prorl.sandbox.images.registry import Registry
 from prorl.sandbox.kinds import load
+from prorl.sandbox.launch.spec import interpreter
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.verify import verify
 from prorl.tokenizer import SPECIALS, ByteTokenizer
@@ -102,10 +103,19 @@ def image_with(folder: Path, name: str) -> Path:
     image = small_image.make_image(folder, PROGRAMS)
     tree = registry.root / "images" / layer.digest
     shutil.copytree(tree, image / OPT[1:], symlinks=True, copy_function=os.link)
-    for path in (tree / "bin").iterdir():
+    python = Path(interpreter())  # a layer's own Python is a link to it
+    for path in (python, python.parents[1] / f"lib/{python.name}"):
+        target = image / str(path)[1:]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            shutil.copytree(path, target, ignore=shutil.ignore_patterns("site-packages", "test"))
+        else:
+            shutil.copy(path, target)
+    modules = [*tree.rglob("site-packages/**/*.so"), *python.parents[1].glob("lib/*/lib-dynload/*")]
+    for path in (*(tree / "bin").iterdir(), *modules):
         ldd = subprocess.run(["ldd", path.resolve()], capture_output=True, text=True, check=False)
         for library in filter(os.path.isabs, ldd.stdout.split()):  # none of a script
-            target = image / "usr" / library.removeprefix("/usr").removeprefix("/")
+            target = image / library[1:]
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(library, target)
     return image
