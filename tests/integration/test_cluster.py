@@ -133,7 +133,7 @@ async def test_a_node_that_cannot_be_seen_any_more_ends(tmp_path: Path) -> None:
 
     class Works:
         config = ServiceConfig(root=tmp_path)
-        left = asyncio.Event()
+        drained = asyncio.Event()
 
         async def failed(self) -> None:
             await asyncio.Event().wait()
