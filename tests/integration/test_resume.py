@@ -72,6 +72,8 @@ class Trial(NamedTuple):
     workers: int = 1
     """0: RUN dies with gateway and store."""
     journal_sync: bool = False
+    after_answer: bool = False
+    """Whether a kill waits until a tool or an env has answered in some attempt in hand."""
 
     def config(self) -> ServiceConfig:
         """Of its service."""
@@ -154,12 +156,19 @@ class _Watch:
         return Loss(kept, bare)
 
 
+def has_answer(paths: list[Path]) -> bool:
+    """Whether a journal holds what a tool or an env said."""
+    attempts = filter(None, map(look, paths))
+    return any(isinstance(r, ToolAnswer) for attempt in attempts for r in attempt.records)
+
+
 async def _kill(running: Supervisor, client: Client, watch: _Watch, trial: Trial) -> list[Loss]:
     child, losses = running.children[trial.victim], list[Loss]()
     for number in range(trial.kills):
 
         async def busy() -> bool:
-            return len(watch.paths()) >= SLOTS // 2
+            paths = watch.paths()
+            return len(paths) >= SLOTS // 2 and (not trial.after_answer or has_answer(paths))
 
         await until(busy, "RUN holds rollouts")
         await asyncio.sleep(0.037 * (number % 7))
@@ -295,7 +304,8 @@ async def test_an_env_with_turns_goes_on_from_the_state_that_it_was_in(
     tmp_path: Path, sandbox_kind: str
 ) -> None:
     """It draws a number in each of its turns: what it had said before the kill stays said."""
-    trial = Trial(tmp_path / "killed", sandbox_kind, POLICY, _guessing, 4, 4 * SLOTS)
+    folder = tmp_path / "killed"
+    trial = Trial(folder, sandbox_kind, POLICY, _guessing, 4, 4 * SLOTS, after_answer=True)
     total, _, stored, watch = await _run(trial)
     assert watch.twice == []
     _check_attempts(trial.root, stored, watch)
