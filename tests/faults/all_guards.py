@@ -40,11 +40,8 @@ BY_HAND: dict[str, list[tuple[str, str]]] = {
         ("end = EventKind.RETURN if worker.remote else EventKind.LOST", "end = EventKind.LOST")
     ],
     "if authorization and is_first": [("if authorization and is_first", "if authorization")],
-    "capped(...)": [
-        (
-            "= capped(NetworkPolicy(spec.network_mode, spec.allowed_hosts), self._most)",
-            "= NetworkPolicy(spec.network_mode, spec.allowed_hosts)",
-        )
+    "capped": [
+        ("spec.allowed_hosts), self._most)", 'spec.allowed_hosts), NetworkPolicy("public"))')
     ],
     "calls.CLONE_NEWPID": [("    | calls.CLONE_NEWPID\n", "")],
     "knows": [("= self._flying.knows(key) or self._waiting.knows(key)", "= None")],
