@@ -30,7 +30,7 @@ def version_of(label: str | None, request: GenerateRequest) -> PolicyVersion:
     >>> def read(label, weights):
     ...     return version_of(label, GenerateRequest(prompt_ids_L=np.zeros(1, np.int32), seed=0,
     ...         sampling=SamplingParams(), stop_token_ids=(), request_id="", session="",
-    ...         weights=weights, known_version=PolicyVersion(3)))
+    ...         weights=weights, newest_version=PolicyVersion(3)))
     >>> published = RunWeights("ab", start=("cd:9",), published=True)
     >>> labels = ("ab:7:x", "cd:9:x", "cd:10:x", "default", "7", None)
     >>> [read(label, published) for label in labels]

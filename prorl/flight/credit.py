@@ -64,7 +64,7 @@ class _Row:
 class CreditLedger:
     """The producer's book of rows and credit.
 
-    >>> ledger = Ledger(redelivered=True)
+    >>> ledger = CreditLedger(redelivered=True)
     >>> ledger.put(AttemptKey("r", 1, 1), 10); ledger.join(7); ledger.assign()
     []
     >>> ledger.grant(7, rows=1, num_bytes=100); ledger.assign()

@@ -126,7 +126,7 @@ class Sender:
 def join(batches: list[SizedBatch]) -> list[pa.RecordBatch]:
     """Concatenate small neighbours; order stays.
 
-    >>> one = Sized(pa.record_batch({"a": [1]}), 8)
+    >>> one = SizedBatch(pa.record_batch({"a": [1]}), 8)
     >>> [batch.num_rows for batch in join([one, one, one])]
     [3]
     """

@@ -61,8 +61,8 @@ class PieceName(NamedTuple):
 def cover(pieces: Sequence[PieceName]) -> list[PieceName]:
     """Returns what a reader opens.
 
-    >>> cover([Piece(1, 1), Piece(2, 2), Piece(1, 2), Piece(3, 3)])
-    [Piece(first=1, last=2), Piece(first=3, last=3)]
+    >>> cover([PieceName(1, 1), PieceName(2, 2), PieceName(1, 2), PieceName(3, 3)])
+    [PieceName(first=1, last=2), PieceName(first=3, last=3)]
     """
     chosen: list[PieceName] = []
     for piece in sorted(pieces, key=lambda piece: (piece.first, -piece.last)):
