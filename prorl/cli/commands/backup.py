@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from pathlib import Path
 
 from prorl.cli.options import JsonList, RunsRoot
@@ -33,7 +34,9 @@ def backup(copy: Path, *, root: RunsRoot = "prorl-runs", json: JsonList = False)
         raise UserError(f"{copy} is there", "a folder that does not exist yet")
     try:
         rows = [{"run": run, "commits": commits} for run, commits in back_up(Path(root), copy)]
-    except OSError as error:
+    except FileExistsError:  # somebody made it meanwhile, and it stays
+        raise UserError(f"{copy} is there", "a folder that does not exist yet") from None
+    except (OSError, sqlite3.Error) as error:
         shutil.rmtree(copy, ignore_errors=True)
         raise UserError(f"{copy}: {error}", "a disk with room for a copy of the root") from None
     answer(rows, (f"{row['run']}: {row['commits']} commits" for row in rows), json=json)
