@@ -1,6 +1,6 @@
 """Writes what the pages take from the code: `python docs/write.py`; `--check` only compares.
 
-docs/settings.md and docs/columns.md are written whole. In the other pages a comment
+docs/settings.md, docs/columns.md and docs/times.md are written whole. In the other pages a comment
 `<!-- docstring: MODULE NAME ... -->` is followed by a block of text: the docstrings of a module and
 of the names in it (`*`: of all classes), so that the page can be read where nothing builds it.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from prorl.cli.commands.schema import columns_page, settings_page
+from prorl.waits import times_page
 
 DOCS = Path(__file__).parent
 BLOCK = re.compile(r"(<!-- docstring: ([\w.* ]+) -->\n)```text\n.*?```\n", re.DOTALL)
@@ -25,6 +26,7 @@ def pages() -> dict[Path, str]:
     texts = {path: BLOCK.sub(_block, path.read_text()) for path in sorted(DOCS.glob("*.md"))}
     texts[DOCS / "settings.md"] = "\n".join(settings_page()) + "\n"
     texts[DOCS / "columns.md"] = columns_page() + "\n"
+    texts[DOCS / "times.md"] = "\n".join(times_page()) + "\n"
     return texts
 
 

@@ -33,9 +33,9 @@ from prorl.errors import ConfigError, GraderError, boundary
 from prorl.limits import Deadline
 from prorl.protocols import RewardFn, Sandbox
 from prorl.types import FailureCode, Json, Judgement, RewardPart, Score, Task
+from prorl.waits import wait_limit_s
 
-HANG_S = 5.0
-"""How long past its deadline a function may take, so that one that keeps it says so itself."""
+HANG_S = wait_limit_s("rubric.grace")
 
 
 class Rubric:

@@ -1,4 +1,4 @@
-"""How long who waits for whom, in one table; one clock that knows when we ourselves were stopped.
+"""One clock that knows when we ourselves were stopped; how long silence is no death.
 
     heartbeats -> silence -> a dead stream -> grace -> given up
 
@@ -17,43 +17,26 @@ import time
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
+from prorl.waits import wait_limit_s
+
 ResultT = TypeVar("ResultT")
 
-BEAT_S: Final = 1.0
-"""Of a process, for its supervisor."""
-HEARTBEAT_S: Final = 0.5
-"""Of a worker, for the gateway."""
-FAR_HEARTBEAT_S: Final = 2.0
-"""From another host: a gateway has hundreds of those, and heartbeats are what fills it first."""
+BEAT_S: Final = wait_limit_s("process.beat")
+HEARTBEAT_S: Final = wait_limit_s("worker.beat")
+FAR_HEARTBEAT_S: Final = wait_limit_s("worker.far_beat")
 
-PROCESS_SILENCE_S: Final = 8.0
-"""A process whose loop has not turned for so long is ended by its supervisor: freeze becomes death.
-"""
-WORKER_SILENCE_S: Final = 20.0
-"""A worker of which the gateway has heard nothing for so long counts as dead: another host is cut
-off, or its supervisor is stopped, too.
-"""
-GIVE_UP_S: Final = 25.0
-"""What a worker of another host held is given up so long after its last word at the latest."""
-LEAST_GRACE_S: Final = 5.0
-"""Minimum time to reconnect after the stream ended."""
-REMOTE_GRACE_S: Final = 15.0
-"""To come back to what one held. gRPC ends a stream ten seconds after data that nobody
-acknowledged, and dialling takes less than one: a blip costs nothing. On the service's own host a
-stream ends with its process, at once.
-"""
-CLAIM_GRACE_S: Final = 2.0
-"""For an attempt to be claimed after its lease stream or the gateway was lost."""
+PROCESS_SILENCE_S: Final = wait_limit_s("process.silence")
+WORKER_SILENCE_S: Final = wait_limit_s("worker.silence")
+GIVE_UP_S: Final = wait_limit_s("worker.give_up")
+LEAST_GRACE_S: Final = wait_limit_s("worker.least_grace")
+REMOTE_GRACE_S: Final = wait_limit_s("worker.grace")
+CLAIM_GRACE_S: Final = wait_limit_s("worker.claim")
 
-LATE_S: Final = 2.0
-"""A loop that has not turned for longer was stopped."""
+LATE_S: Final = wait_limit_s("loop.stopped")
 TICK_S: Final = 0.5
 
-assert LATE_S < PROCESS_SILENCE_S, "a stop is noticed before it is a death"
 assert 2 * BEAT_S + LATE_S < PROCESS_SILENCE_S, "nobody is ended for a beat that is late"
-assert PROCESS_SILENCE_S < WORKER_SILENCE_S, "the supervisor is first: its word is certain"
 assert 4 * FAR_HEARTBEAT_S < WORKER_SILENCE_S
-assert CLAIM_GRACE_S < LEAST_GRACE_S < REMOTE_GRACE_S
 assert WORKER_SILENCE_S + LEAST_GRACE_S <= GIVE_UP_S, "whoever fell silent has had its time"
 
 

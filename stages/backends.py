@@ -26,16 +26,15 @@ from prorl.protocols import Backend
 from prorl.renderer.apart import AnyRenderer
 from prorl.timing import now
 from prorl.types import FailureCode, Trouble
+from prorl.waits import wait_limit_s
 
-OPEN_S = 30.0
-"""For everything that a server is asked before its first rollout."""
+OPEN_S = wait_limit_s("server.open")
 LAST_CALLS = 20
 LAST_RUNS = 64
 FIRST_BUSY_S, LAST_BUSY_S = 0.25, 10.0
 """Pauses of a server that is busy and does not say how long."""
 LOOK_S = 0.05
-LOOKOUT_S = 10.0
-"""For one token."""
+LOOKOUT_S = wait_limit_s("server.lookout")
 
 Open = Callable[[str, AnyRenderer, bool], Awaitable[Backend]]
 """(url, the run's renderer, may have the key) -> a backend that may serve. Raises BackendError."""

@@ -38,16 +38,11 @@ from prorl.stages.host import StageHost
 from prorl.stages.operator import StageOperator, WorkerParts, owner_of
 from prorl.stages.run import RunOperator
 from prorl.types import AttemptKey
+from prorl.waits import wait_limit_s
 
-LEAVE_S, END_S = 4.0, 2.0
-"""How long a leaving stage waits for what it stopped to be taken: the first stages of a chain, then
-those that end what the first have begun. Within the 7 s that a worker is given to end.
-"""
+LEAVE_S, END_S = wait_limit_s("chain.leave"), wait_limit_s("chain.end_first")
 
-ALONE_S = 20.0
-"""A leaving stage that has no gateway for this long waits for it no longer: what it holds has been
-given to others by then, or is a moment after the gateway is back.
-"""
+ALONE_S = wait_limit_s("chain.alone")
 
 LOOK_S = 0.25
 

@@ -70,6 +70,7 @@ from prorl.types import (
     Stage,
     Task,
 )
+from prorl.waits import wait_limit_s
 
 MAX_TASKS = 10_000
 TRIES = 3
@@ -80,8 +81,7 @@ RESTS_S = (1.0, 4.0, 16.0)
 """Before a grader that failed is asked again: a judge over HTTP may be away for some seconds. The
 slot is held meanwhile, so that RUN waits instead of a heap of artifacts."""
 
-GRACE_S = 10.0
-"""After `eval_s`, for an env that keeps its deadline to say so itself."""
+GRACE_S = wait_limit_s("eval.grace")
 
 FLOAT32_MAX = 3.4028234e38
 

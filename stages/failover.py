@@ -38,20 +38,18 @@ from prorl.types import (
     RunWeights,
     Trouble,
 )
+from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
     from prorl.types import Int32
 
-FIRST_S = 240.0
-"""Longest wait for the first token: a busy server's queue."""
-OVERTAKEN_S, READ_TOKENS_S = 10.0, 500.0
+FIRST_S = wait_limit_s("model.first_token")
+OVERTAKEN_S, READ_TOKENS_S = wait_limit_s("model.overtaken"), 500.0
 """A call that was overtaken is given up after this long, and a second more for so many tokens of
 its prompt.
 """
-BETWEEN_S = 30.0
-"""Longest silence between two tokens."""
-STILL_S = 1.0
-"""A server that is said to be gone and gave no token for this long is believed to be."""
+BETWEEN_S = wait_limit_s("model.next_token")
+STILL_S = wait_limit_s("model.gone")
 MAX_FAULTS = 6
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 5.0
 

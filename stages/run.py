@@ -67,16 +67,15 @@ from prorl.types import (
     Stage,
     Trajectory,
 )
+from prorl.waits import wait_limit_s
 
-GRACE_S = 60.0
-"""After the deadline: fetching the artifact, a last tool call that ends by itself."""
+GRACE_S = wait_limit_s("run.grace")
 
-RENDERER_S = 120.0
+RENDERER_S = wait_limit_s("renderer.make")
 
 PROGRESS_S = 1.0
 
-ALIVE_S = 5.0
-"""For the sandboxes of the last life to be reached."""
+ALIVE_S = wait_limit_s("sandbox.alive")
 
 log = logging.getLogger("prorl.stages")
 

@@ -25,9 +25,9 @@ from prorl.errors import RolloutError, SandboxError, boundary
 from prorl.journal import UNKNOWN, CallId, Marks, ToolAnswer
 from prorl.protocols import Responds
 from prorl.types import FailureCode, Message, ToolCall, ToolResult
+from prorl.waits import wait_limit_s
 
-TOOL_GRACE_S = 15.0
-"""After a tool call's own limit; its sandbox has answered by then or is lost."""
+TOOL_GRACE_S = wait_limit_s("agent.tool_grace")
 
 
 @runtime_checkable

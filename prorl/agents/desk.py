@@ -30,6 +30,7 @@ from prorl.net.bearer import EVERYTHING, Keys, TokenGrant, keys_of
 from prorl.net.join import SERVICE_FILE
 from prorl.net.tls import LiveCredentials
 from prorl.types import FailureCode, Json
+from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -39,11 +40,10 @@ if TYPE_CHECKING:
     from prorl.net.tls import AnyCredentials
     from prorl.types import AttemptKey
 
-SILENT_S = 30.0
+SILENT_S = wait_limit_s("guest.silent")
 MAX_LOG = 8000
 """Letters of a guest's log that are kept, its last: as of a guest that RUN starts."""
-START_S = 30.0
-"""A guest that has asked nothing by then has started."""
+START_S = wait_limit_s("guest.start")
 REMEMBERED = 4096
 """Digests of outcomes, so that one that is said twice is answered twice."""
 

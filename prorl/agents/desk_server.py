@@ -21,13 +21,14 @@ from prorl.agents.capture import chat
 from prorl.agents.capture.door import failure, read_body, sent_key
 from prorl.errors import ConfigError, ForbiddenError, UnauthorizedError, UserError
 from prorl.net.access import check_lease
+from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
     from prorl.agents.desk import Desk, GuestLease
     from prorl.net.bearer import Keys
     from prorl.net.tls import AnyCredentials, Credentials
 
-MAX_WAIT_S, MAX_SLOTS = 60.0, 64
+MAX_WAIT_S, MAX_SLOTS = wait_limit_s("guest.ask"), 64
 _ENDS = {409: "it has ended otherwise", 410: "this lease has ended"}
 
 

@@ -32,13 +32,9 @@ from prorl.types import (
     StopReason,
     Trajectory,
 )
+from prorl.waits import wait_limit_s
 
-ARTIFACT_S = 45.0
-"""For fetching the artifact, also when the deadline has passed: it is what the policy is scored by.
-
-A sandbox client's own limit for a file (30 s) comes first, since it knows who is to blame. One that
-answers, but slowly, is as its agent has made it.
-"""
+ARTIFACT_S = wait_limit_s("agent.artifact")
 
 
 class End(NamedTuple):

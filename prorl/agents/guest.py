@@ -26,11 +26,11 @@ from prorl.agents.program import environment, served, until_over
 from prorl.agents.sampler import Sampler
 from prorl.errors import BudgetError, RolloutError
 from prorl.types import FailureCode, Json, Message, StopReason, Trajectory
+from prorl.waits import wait_limit_s
 
 SHIPPED = Path(prorl.__file__).parent / "guests"
 """`{guests}` in an argv."""
-END_S = 10.0
-"""For everything that a guest has started to be killed."""
+END_S = wait_limit_s("guest.end")
 
 
 class GuestAgent:

@@ -32,13 +32,12 @@ from prorl.agents.sampler import Sampler, within
 from prorl.errors import BudgetError, RolloutError
 from prorl.protocols import Listens
 from prorl.types import FailureCode, Json, Message, StopReason, ToolResult, Trajectory
+from prorl.waits import wait_limit_s
 
 ResultT = TypeVar("ResultT")
 
-CALL_S = 1.0
-"""For a model call under way to see that the attempt's time is over."""
-CANCEL_S = 10.0
-"""For a program that is ended to be gone."""
+CALL_S = wait_limit_s("agent.call")
+CANCEL_S = wait_limit_s("agent.cancel")
 MOST_S = 7 * 86400.0
 """The tool server's limit: the attempt's own comes first, and may stand still meanwhile."""
 OUTPUT_CHARS = 8000

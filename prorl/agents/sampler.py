@@ -35,18 +35,18 @@ from prorl.types import (
     PolicyVersion,
     Trouble,
 )
+from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
     from prorl.types import Int32
 
 ResultT = TypeVar("ResultT")
 
-SILENT_S = 5.0
-"""A model call without a token for this long waits for its server, not for the policy."""
+SILENT_S = wait_limit_s("model.silent")
 
 _MIN_WAIT_S = 0.01
 """A paused deadline with nothing left would otherwise be looked at without rest."""
-_CANCEL_S = 5.0
+_CANCEL_S = wait_limit_s("model.cancel")
 MAX_EMPTY_ABORTS = 20
 """Pieces without a token that a backend may return in one turn while it takes new weights."""
 

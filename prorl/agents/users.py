@@ -67,14 +67,14 @@ from prorl.types import (
     ToolSpec,
     Trajectory,
 )
+from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
     from prorl.types import Int32
 
 CPU_S = 30.0
 """Of the processor, for an agent's own code between two requests."""
-OVERTIME_S = 30.0
-"""For an agent's own code after the attempt's time is over; its next request says so."""
+OVERTIME_S = wait_limit_s("agent.overtime")
 MAX_MESSAGE_BYTES = 4 << 20
 """Of what an agent said to the policy, for people to read."""
 

@@ -32,14 +32,13 @@ from prorl.backends.vllm_reply import MAX_EVENT_BYTES, EventParser, VllmReply
 from prorl.completion import check_completion
 from prorl.errors import BackendError, boundary
 from prorl.types import Completion, FailureCode, GenerateRequest, Json, Trouble
+from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
     from prorl.backends.catalogue import BackendContext
 
-LABEL_S = 10.0
-"""For one answer about weights."""
-CUT_LABEL_S = 1.0
-"""The same for a call that was cut short: whoever waits has no time left."""
+LABEL_S = wait_limit_s("server.label")
+CUT_LABEL_S = wait_limit_s("server.label_cut")
 PART_S = 0.2
 """A stream's tokens are handed on this often."""
 _STREAMED: Mapping[str, Json] = {

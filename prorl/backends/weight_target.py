@@ -29,12 +29,11 @@ import orjson
 from prorl.backends.catalogue import CATALOGUE, address, imported, is_adapter, scheme_of
 from prorl.errors import BackendError, boundary
 from prorl.types import FailureCode, Json, Trouble
+from prorl.waits import wait_limit_s
 
-CALL_S = 900.0
-"""For one call: a large checkpoint is read from disk in it."""
-ASK_S = 5.0
-"""For an answer that costs nothing."""
-CONNECT_S = 5.0
+CALL_S = wait_limit_s("weights.load")
+ASK_S = wait_limit_s("weights.ask")
+CONNECT_S = wait_limit_s("weights.connect")
 
 
 class WeightCall(NamedTuple):

@@ -32,12 +32,10 @@ from prorl.protocols import Env
 from prorl.service.core.candidates import check_group_size
 from prorl.tasks import TaskSet, read_tasks, sources
 from prorl.types import Json, Task
+from prorl.waits import wait_limit_s
 
 LISTED_TASKS = 3
-EVAL_START_S = 60.0
-"""Beside a verifier's own time limit: to start its sandbox and bring files. With less a verifier
-that uses its whole time would be the grader's failure.
-"""
+EVAL_START_S = wait_limit_s("eval.start")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,9 @@ from cyclopts import Parameter
 from pydantic import BaseModel
 
 from prorl.config import RunConfig, Sampling
+from prorl.waits import wait_limit_s
 
-LOOK_S = 2.0
-"""For a service to answer a person."""
+LOOK_S = wait_limit_s("cli.look")
 
 Flag = Annotated[bool, Parameter(negative="")]
 """An option that is given or not; there is no `--no-` of it."""

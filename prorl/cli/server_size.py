@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import aiohttp
 
 from prorl.backends.catalogue import address
+from prorl.waits import wait_limit_s
 
-TIMEOUT_S = 5.0
-"""For a page of metrics; a server that does not answer in it is described by its other lines."""
+TIMEOUT_S = wait_limit_s("cli.metrics")
 
 _CACHE = re.compile(r"^vllm:cache_config_info\{(?P<labels>.*)\}", re.MULTILINE)
 _LABEL = re.compile(r'(num_gpu_blocks|block_size)="(\d+)"')

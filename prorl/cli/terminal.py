@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 
 from prorl.errors import SandboxError, UserError
 from prorl.protocols import Listens, Sandbox
+from prorl.waits import wait_limit_s
 
 FRAME = struct.Struct("!cH")
 TYPED, SIZE = b"t", b"s"
@@ -31,8 +32,7 @@ END_S = 0.5
 LONGEST_S = 7 * 24 * 3600.0
 """For the shell; a call to a sandbox has some deadline."""
 
-CONNECT_S = 30.0
-"""For Python to start inside, on a machine that has much to do."""
+CONNECT_S = wait_limit_s("cli.terminal")
 
 INSIDE = """
 import fcntl, os, pty, select, signal, socket, struct, sys, termios

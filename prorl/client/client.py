@@ -46,6 +46,7 @@ from prorl.net.join import Join
 from prorl.net.tls import Credentials
 from prorl.task_json import check_values
 from prorl.types import Json, SamplingParams, Task
+from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -56,13 +57,9 @@ GROUPS_PER_REQUEST = 500
 LOOK_S = 0.5
 """Between two looks at an evaluation."""
 
-MAX_WAIT_S = 30.0
-"""Of one call: a server that is silent for longer takes our pings for an attack. A stream waits
-again.
-"""
+MAX_WAIT_S = wait_limit_s("client.stream")
 
-RETRY_S = 60.0
-"""How long a request or a stream looks for a service that went away."""
+RETRY_S = wait_limit_s("client.retry")
 
 # Its library names neither the service nor the reason; the error at the end does.
 logging.getLogger("stamina").addHandler(logging.NullHandler())

@@ -29,12 +29,11 @@ from prorl.flight.wire import call_options, check_peer_schema, guard_fork, open_
 from prorl.net.tls import Credentials
 from prorl.schema import ROUTING, STREAM
 from prorl.types import Json
+from prorl.waits import wait_limit_s
 
-CALL_TIMEOUT_S = 30.0
-"""Of one call, besides the time that a ticket asks the server to wait."""
+CALL_TIMEOUT_S = wait_limit_s("client.call")
 
-READ_TIMEOUT_S = 300.0
-"""Of one DoGet: `max_bytes` over a slow link."""
+READ_TIMEOUT_S = wait_limit_s("client.read")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,9 @@ from contextlib import asynccontextmanager
 from prorl.config import ServiceConfig
 from prorl.errors import ConfigError
 from prorl.supervisor.service import Supervisor
+from prorl.waits import wait_limit_s
 
-FINISH_S = 60.0
-"""Before the end of its time: what was ended is scored and stored."""
+FINISH_S = wait_limit_s("node.finish")
 
 MANY = 16
 

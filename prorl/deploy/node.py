@@ -23,9 +23,9 @@ from prorl.net.join import SERVICE_FILE, Join
 from prorl.net.tls import MAX_NODE_NAME, Credentials, NodeKey
 from prorl.supervisor.service import Supervisor
 from prorl.supervisor.specs import node_specs
+from prorl.waits import wait_limit_s
 
-PATIENCE_S = 20.0
-"""How long a node that starts looks for its service."""
+PATIENCE_S = wait_limit_s("node.patience")
 
 log = logging.getLogger("prorl.deploy")
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from prorl.config import ServiceConfig
 from prorl.supervisor.service import Supervisor
+from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
     from prorl.client.client import Client
@@ -24,8 +25,7 @@ ResultT = TypeVar("ResultT")
 
 POLL_S = 0.3
 
-PATIENCE_S = 20.0
-"""How long a request looks for a gateway that is being restarted."""
+PATIENCE_S = wait_limit_s("cli.gateway")
 
 
 class Stop:

@@ -76,16 +76,14 @@ from prorl.types import (
     ToolResult,
     ToolSpec,
 )
+from prorl.waits import wait_limit_s
 
-HOOK_S = 20.0
-"""Less than a client waits for the answer to what it submits."""
-CALL_GRACE_S = 12.0
-RESPOND_S = 60.0
-ARTIFACT_S = 40.0
-LEAD_S = 2.0
-"""Before its stage gives up a `prepare`, which would be nobody's fault."""
-SCORE_GRACE_S = 7.0
-"""Past its deadline, for a rubric that keeps it to say so itself."""
+HOOK_S = wait_limit_s("env.hook")
+CALL_GRACE_S = wait_limit_s("env.call_grace")
+RESPOND_S = wait_limit_s("env.respond")
+ARTIFACT_S = wait_limit_s("env.artifact")
+LEAD_S = wait_limit_s("env.prepare_lead")
+SCORE_GRACE_S = wait_limit_s("env.score_grace")
 
 STRICT_HOOKS = frozenset({"prepare", "call", "artifact", "score", "verify"})
 """Hooks that a stage gives up a little later, which would then be the sandbox's fault."""

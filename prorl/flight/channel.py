@@ -42,9 +42,9 @@ from prorl.flight.wire import (
 )
 from prorl.net.tls import Credentials
 from prorl.types import Json
+from prorl.waits import wait_limit_s
 
-CLOSE_S = 2.0
-"""How long `close` waits for the other end before it cuts the stream."""
+CLOSE_S = wait_limit_s("flight.close")
 
 log = logging.getLogger("prorl.flight")
 

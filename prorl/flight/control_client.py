@@ -62,14 +62,14 @@ from prorl.schema import CONTROL
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.timing import FAR_HEARTBEAT_S, HEARTBEAT_S
 from prorl.types import AttemptKey
+from prorl.waits import wait_limit_s
 
 PATH = "control"
 
 REFUSALS = (UnauthorizedError, ForbiddenError)
 """What does not pass by itself: our certificate or token is not, or no longer, one of theirs."""
 
-REFUSED_S = 30.0
-"""A refusal for so long is for good: a service that starts may believe nobody for a moment."""
+REFUSED_S = wait_limit_s("flight.refused")
 
 log = logging.getLogger("prorl.flight")
 

@@ -17,13 +17,13 @@ from prorl.flight.wire import Opening, Routes, check_peer_schema, route_of
 from prorl.net.access import check_flight, check_node
 from prorl.net.bearer import Keys, TokenGrant
 from prorl.net.tls import Caller, Credentials
+from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
     from prorl.flight.channel import ServedChannel
     from prorl.protocols import Accept
 
-ACCEPT_S = 10.0
-"""How long a handler may take to accept or refuse a stream."""
+ACCEPT_S = wait_limit_s("flight.accept")
 
 
 BEARER = "bearer"

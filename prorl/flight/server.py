@@ -46,9 +46,9 @@ from prorl.net.bearer import Keys
 from prorl.net.tls import AnyCredentials, Credentials
 from prorl.protocols import Accept, Channel
 from prorl.types import Json
+from prorl.waits import wait_limit_s
 
-DIAL_S = 15.0
-"""How long a dialler waits for that; longer, so that the refusal's text arrives."""
+DIAL_S = wait_limit_s("flight.dial")
 
 POLL_S = 0.2
 """How often a waiting read looks whether its client is still there (Flight has no event for it)."""

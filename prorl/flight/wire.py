@@ -23,6 +23,7 @@ from prorl.protocols import Accept
 from prorl.schema import check_schema, check_version
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.types import Json
+from prorl.waits import wait_limit_s
 
 IDLE = b"idle"
 """Metadata-only message of a server that has had nothing to send for `IDLE_S`."""
@@ -30,7 +31,7 @@ IDLE = b"idle"
 GOODBYE = b"goodbye"
 """Metadata-only message: this end has said all that it will say."""
 
-IDLE_S = 10.0
+IDLE_S = wait_limit_s("flight.idle")
 
 KEEPALIVE: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 20_000),

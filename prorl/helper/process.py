@@ -23,17 +23,16 @@ import msgspec
 from prorl import errors
 from prorl.helper.child import LENGTH, is_common, read_extension
 from prorl.linux.procfs import descendants, is_stopped
+from prorl.waits import wait_limit_s
 
 MAX_ANSWER_BYTES = 64 << 20
 
 TICK_S = 0.5
 """Between two looks at what a helper has used; a look that comes later than that counts no more."""
 
-FAULT_S = 0.3
-"""For a helper to write down where it is, before it is killed."""
+FAULT_S = wait_limit_s("helper.stacks")
 
-CANCEL_S = 1.0
-"""For code whose asker gave up to clean up behind itself, before its process is killed."""
+CANCEL_S = wait_limit_s("helper.cancel")
 
 MOST_CALLS = 32
 """Calls back of one helper that are open at once; what it asks beyond them waits in its socket."""

@@ -17,10 +17,10 @@ import os
 from typing import Final
 
 from prorl.timing import BEAT_S
+from prorl.waits import wait_limit_s
 
 VARIABLE: Final = "PRORL_HEARTBEAT_FD"
-SAYS_S = 5.0
-"""Before its parent ends it (`PROCESS_SILENCE_S`)."""
+SAYS_S = wait_limit_s("process.stacks")
 
 
 def start() -> None:

@@ -34,6 +34,7 @@ from prorl.protocols import Renderer
 from prorl.renderer.load import is_ours, make_renderer
 from prorl.tokenizer import max_token_bytes
 from prorl.types import FailureCode, Json, Message, ToolSpec
+from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
     from prorl.limits import Deadline
@@ -49,8 +50,7 @@ CPU_S = 30.0
 """For one rendering: a million tokens take ten seconds."""
 MOST = 2
 """Helpers of one run's renderer: each holds its vocabulary, 100 MB and more."""
-USERS_S = 20.0
-"""For one question to a user's renderer; one that takes longer is a bad task's."""
+USERS_S = wait_limit_s("renderer.users")
 
 
 class UsersRenderer:

@@ -15,15 +15,15 @@ from prorl.helper.child import Answer, serve
 from prorl.helper.process import Helper
 from prorl.renderer.load import SAMPLE, describe, is_ours, make_renderer
 from prorl.types import Message
+from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
     from prorl.types import Json
 
 MEMORY_BYTES = 8 << 30
 CPU_S = 60.0
-WALL_S = 600.0
-USERS_S = 120.0
-"""For a user's renderer, of which nothing is proved: it is made, and asked for one prompt."""
+WALL_S = wait_limit_s("renderer.check")
+USERS_S = wait_limit_s("renderer.check_users")
 
 
 async def check(spec: RendererSpec) -> dict[str, Json]:

@@ -23,18 +23,14 @@ from prorl.errors import SandboxError
 from prorl.sandbox.blame import Cause, Fate
 from prorl.sandbox.wire import LENGTHS, Frame, WireError, encode, open_stream, receive
 from prorl.types import FailureCode, Json, SandboxRef, ToolResult
+from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
     from prorl.journal.attempt import CallId
 
-GRACE_S = 8.0
-"""How long after a call's own deadline the answer may come: the server's ladder INT, TERM, KILL
-takes 2-3 s.
-"""
-FILE_OP_S = 30.0
-"""For one chunk: a busy disk takes seconds for it."""
-PACK_S = 100.0
-"""Packing or unpacking a whole workspace."""
+GRACE_S = wait_limit_s("sandbox.call_grace")
+FILE_OP_S = wait_limit_s("sandbox.file")
+PACK_S = wait_limit_s("sandbox.pack")
 ARCHIVE = ".prorl-snapshot.tar"
 PACK = ': > "$0" && ulimit -f "$1" 2>/dev/null; exec tar -cf "$0" --exclude="./$0" .'
 """The file is there before its folder is looked at, which else has changed as tar read it. A lower
@@ -42,10 +38,7 @@ limit of the sandbox's own stays.
 """
 UNPACK = 'tar -xpf "$0" && rm -f "$0"'
 FORGET = 'rm -f "$0"'
-CONNECT_S = 10.0
-"""The socket listens before the launcher starts, so only a tool server whose backlog is full is
-waited for.
-"""
+CONNECT_S = wait_limit_s("sandbox.connect")
 CHUNK_BYTES = 1 << 20
 """Of a file in one frame, whose limit is `FRAME_LIMIT`."""
 

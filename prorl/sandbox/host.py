@@ -29,15 +29,11 @@ from prorl.sandbox.client import ConnectedSandbox, connected
 from prorl.sandbox.prepared import prepared
 from prorl.sandbox.wire import WireError, encode, receive
 from prorl.types import FailureCode, NetworkRefusal, SandboxRef, SandboxSpec
+from prorl.waits import wait_limit_s
 
-START_S = 90.0
-"""A start may wait for room and for the start gate."""
-REQUEST_S = 30.0
-"""For requests that start nothing; ending a sandbox takes 3 s before it is killed, and sandboxd
-ends hundreds at once.
-"""
-PATIENCE_S = 20.0
-"""How long a start looks for a sandboxd that is being restarted."""
+START_S = wait_limit_s("sandbox.start")
+REQUEST_S = wait_limit_s("sandbox.request")
+PATIENCE_S = wait_limit_s("sandbox.patience")
 MAX_CLOSED = 256
 """Model servers that a worker has used lately; they travel with each start that has a network."""
 RECONNECT_S = 0.05

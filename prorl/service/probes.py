@@ -18,16 +18,15 @@ from prorl.limits import Clock
 from prorl.service.core.backend_watch import BackendWatch
 from prorl.timing import now
 from prorl.types import FailureCode, Trouble
+from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
     import aiohttp
 
 PROBE_S = 0.5
-PROBE_TIMEOUT_S = 1.0
-TRY_TIMEOUT_S = 5.0
-"""For one token."""
-LOADING_S = 30.0
-"""Silence of a server that takes new weights means nothing for this long."""
+PROBE_TIMEOUT_S = wait_limit_s("probe.health")
+TRY_TIMEOUT_S = wait_limit_s("probe.token")
+LOADING_S = wait_limit_s("probe.loading")
 
 Try = Callable[[str], Awaitable[None]]
 """Asks a server for a token; raises RolloutError when none comes or it cannot be true."""

@@ -45,6 +45,7 @@ from prorl.service.pool.paused import MARK, SETTLE_S, PausedServers
 from prorl.service.pool.servers import Servers
 from prorl.service.pool.weights import Expected, Published, ServedWeights, VersionRow
 from prorl.types import FailureCode, Trouble
+from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
     import aiohttp
@@ -55,10 +56,8 @@ WATCH_S = 2.0
 """How often backends are asked which weights they serve."""
 FENCED_S = 0.3
 """The same while one is fenced."""
-STATED_S = 2.0
-"""A server states its label in milliseconds; a frozen one must not hold up who asks for others."""
-CLAIM_S = 1.0
-"""No server is started anew in less: what it stated this long ago it serves."""
+STATED_S = wait_limit_s("weights.stated")
+CLAIM_S = wait_limit_s("weights.claim")
 LOOK_S = 0.25
 """How often a load looks whether its server has gone out."""
 

@@ -28,10 +28,11 @@ from prorl.service.gateway import Gateway
 from prorl.service.http.app import create_app
 from prorl.service.http.tls_listener import Take, TlsListener
 from prorl.service.log.log import ControlLog
+from prorl.waits import wait_limit_s
 
 logger = logging.getLogger("prorl.service")
 
-STOP_S = 2.0
+STOP_S = wait_limit_s("gateway.stop")
 
 
 @dataclass(frozen=True, slots=True)

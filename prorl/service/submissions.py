@@ -43,13 +43,13 @@ from prorl.service.gateway import Gateway
 from prorl.service.pool.servers import valid_url, vocabulary_of
 from prorl.tokenizer import UNBOUNDED_TOKEN_BYTES
 from prorl.types import Json, Message, Task, ToolSpec
+from prorl.waits import wait_limit_s
 
 PIECE = 1000
 """Rollouts that are checked or accepted before the loop serves others; one group may have more."""
 
 
-CHECK_S = 25.0
-"""For a user's env with its import: less than a client waits, which then sends it again."""
+CHECK_S = wait_limit_s("submit.check")
 
 
 def check_env_exists(load_code: bool) -> CheckTask:

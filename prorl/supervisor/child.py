@@ -33,6 +33,7 @@ from prorl.linux.files import disk_full
 from prorl.linux.procfs import is_stopped
 from prorl.linux.python_path import python_path
 from prorl.types import Json
+from prorl.waits import wait_limit_s
 
 KEPT_LOGS = 4
 """Logs of earlier lives that are kept: NAME.1.log is the youngest."""
@@ -60,7 +61,7 @@ class ChildSpec:
     module: str
     args: tuple[str, ...]
     stop_rank: int
-    grace_s: float = 6.0
+    grace_s: float = wait_limit_s("supervisor.stop")
     """From SIGTERM to SIGKILL; it promises to be gone a second before."""
     has_stages: bool = False
     """SIGUSR1 has its stages take nothing new and leave, SIGUSR2 give back what they have in hand.

@@ -40,12 +40,11 @@ from prorl.supervisor.root import Root
 from prorl.supervisor.specs import STAGES, Specs, child_specs, settle_models
 from prorl.timing import PROCESS_SILENCE_S
 from prorl.types import Json
+from prorl.waits import wait_limit_s
 
-READY_S = 60.0
-"""A start that takes longer has failed."""
+READY_S = wait_limit_s("supervisor.ready")
 
-AGAIN_S = 30.0
-"""The same for a restart: what it reads is in memory by now."""
+AGAIN_S = wait_limit_s("supervisor.ready_again")
 
 POISON = "poison"
 """Folder of a root that says which rollouts have ended a worker, and how often."""

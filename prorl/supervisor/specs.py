@@ -22,6 +22,7 @@ from prorl.graph import GRAPH
 from prorl.network_policy import UPSTREAM_VARIABLE
 from prorl.supervisor.child import ChildSpec
 from prorl.supervisor.root import box_dir
+from prorl.waits import wait_limit_s
 
 SANDBOXD, STAGES = "prorl.sandbox.node.daemon", "prorl.stages"
 
@@ -36,7 +37,7 @@ def child_specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...
             module="prorl.deploy.service",
             args=common,
             stop_rank=3,
-            grace_s=14.0,
+            grace_s=wait_limit_s("supervisor.stop_service"),
             has_stages=SERVICE in host,
         ),
         ChildSpec(
@@ -58,7 +59,7 @@ def child_specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...
                     module=STAGES,
                     args=args,
                     stop_rank=rank,
-                    grace_s=8.0,
+                    grace_s=wait_limit_s("supervisor.stop_worker"),
                     has_stages=True,
                 )
             )

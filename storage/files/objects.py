@@ -24,14 +24,14 @@ import pyarrow.fs as pafs
 from fsspec.implementations.local import LocalFileSystem
 
 from prorl.errors import StorageError
+from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 log = logging.getLogger("prorl.storage")
 
-PUT_S = 30.0
-"""How long one try of a put may take, besides the time for its bytes."""
+PUT_S = wait_limit_s("store.put")
 
 SLOW_LINK = 1 << 20
 """Bytes a second that any network to an object store has."""

@@ -44,6 +44,7 @@ from prorl.storage.files.objects import remove
 from prorl.storage.files.part_reader import raw_bytes, read_part
 from prorl.storage.files.parts import BY_GROUP, conform, encode, part_file
 from prorl.storage.files.runs import below, list_runs
+from prorl.waits import wait_limit_s
 
 PACK = "pack-"
 
@@ -270,8 +271,7 @@ def checksum(rows: pa.Table) -> tuple[int, int]:
     return rows.num_rows, int(row.column("h")[0].as_py() or 0)
 
 
-GRACE_S = 60.0
-"""How long what was replaced stays for readers that know no better."""
+GRACE_S = wait_limit_s("store.readers")
 
 
 def collect(
@@ -293,8 +293,7 @@ def collect(
         return [*removed, *_remove_strays(run, math.inf if not grace_s else _stray(run, clock))]
 
 
-DYING_S = 1.0
-"""How long a compaction that was killed may still hold its lock."""
+DYING_S = wait_limit_s("store.dying")
 
 
 def remove_dead(run: RunDir) -> list[str]:

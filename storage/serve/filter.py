@@ -46,9 +46,9 @@ from prorl.filters import (
 from prorl.schema import ROLLOUTS
 from prorl.storage.serve.filter_process import FilterLostError, FilterProcess
 from prorl.storage.serve.history import HISTORY, History
+from prorl.waits import wait_limit_s
 
-TIMEOUT_S = 5.0
-"""Of one query: a filter that never ends must not keep its groups undecided."""
+TIMEOUT_S = wait_limit_s("store.filter")
 
 _ANSWER = "group_id, kept, left(reason, 200) as reason"
 _CURATES = ("rest", "siblings")

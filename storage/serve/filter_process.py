@@ -20,14 +20,14 @@ import pyarrow as pa
 from prorl.errors import ConfigError, UnavailableError
 from prorl.helper import Died, HelperProgram, Helpers, Late, Raised
 from prorl.helper.child import Answer, serve
+from prorl.waits import wait_limit_s
 
 MEMORY_BYTES = 512 << 20
 """Above what the process has before it runs SQL; DuckDB itself is told half of it."""
 
 MAX_ANSWER_BYTES = 32 << 20
 
-GRACE_S = 1.0
-"""It stops its query itself; one that has not by then is killed."""
+GRACE_S = wait_limit_s("store.filter_grace")
 
 PROGRAM = HelperProgram(__spec__.name, memory_bytes=MEMORY_BYTES, most=1, nice=5)
 

@@ -48,6 +48,7 @@ from prorl.storage.serve.endpoint import Endpoint, ServedRun, on_own_thread
 from prorl.storage.serve.liverun import LiveRun
 from prorl.storage.serve.replay import open_replay
 from prorl.types import AttemptKey
+from prorl.waits import wait_limit_s
 
 log = logging.getLogger("prorl.storage")
 
@@ -57,13 +58,9 @@ SLOTS = 512
 
 WINDOW_BYTES = 128 << 20
 
-STRAY_S = 2.0
-"""How long a row waits for the log to tell of its run before we ask what became of it."""
+STRAY_S = wait_limit_s("store.stray")
 
-DRAIN_S = 3.0
-"""How long a leaving store writes and commits what it has: within the 5 s that processes are given
-to end.
-"""
+DRAIN_S = wait_limit_s("store.drain")
 
 HOT = ".hot"
 """Below the root: no run can have that name."""

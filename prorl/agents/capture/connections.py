@@ -17,6 +17,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from prorl.agents.capture.share import Account, share
+from prorl.waits import wait_limit_s
 
 MOST = 32
 """An attempt has at most so many connections; agents keep one to ten. Each may hold HEADERS of 8
@@ -24,8 +25,7 @@ KiB and 128 KiB of a body that is not read.
 """
 HEADERS = 64
 """A request has at most so many headers; clients send about twenty."""
-LINGER_S = 2.0
-"""A client has this time to notice that its request is refused before it is sent."""
+LINGER_S = wait_limit_s("endpoint.linger")
 REFUSED_S = 0.1
 """A connection that could not be accepted, as without descriptors, is tried again so much later."""
 

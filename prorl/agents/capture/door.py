@@ -46,6 +46,7 @@ from prorl.errors import RolloutError, UserError
 from prorl.linux import at_work
 from prorl.tokenizer import max_token_bytes
 from prorl.types import Json
+from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
     from prorl.agents.context import AttemptContext
@@ -61,12 +62,9 @@ ESCAPED = 2
 """JSON may need so many bytes for a byte of text: a line end takes two, a letter of three bytes
 six.
 """
-READ_S = 60.0
-"""A body must have arrived within this time: it comes from this host, or a guest's."""
-WRITE_S = 60.0
-"""A client that has not taken what was written within this time counts as gone."""
-KEEP_ALIVE_S = 10.0
-"""An answer begins without its reply after this time, and then shows a sign of life as often."""
+READ_S = wait_limit_s("endpoint.read")
+WRITE_S = wait_limit_s("endpoint.write")
+KEEP_ALIVE_S = wait_limit_s("endpoint.keep_alive")
 _JSON = "application/json"
 
 

@@ -1,7 +1,7 @@
-"""`prorl schema`: the reference pages of columns and settings, generated from the code.
+"""`prorl schema`: the reference pages of columns, settings and times, generated from the code.
 
-docs/columns.md is its output, docs/settings.md that of `--settings`. With `--config` it is the JSON
-schema of config files.
+docs/columns.md is its output, docs/settings.md that of `--settings`, docs/times.md that of
+`--times`. With `--config` it is the JSON schema of config files.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from prorl.envs import BUILT_IN, get_env
 from prorl.envs.settings import record_of, rows_of
 from prorl.schema import APPENDED, CONTROL, EDGE_BACK, EDGES, STREAM, TABLES
 from prorl.schema.fields import MEANINGS, SCHEMA_VERSION
+from prorl.waits import times_page
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,6 +32,7 @@ def schema(
     *,
     config: Flag = False,
     settings: Flag = False,
+    times: Flag = False,
     json: JsonObject = False,
 ) -> int:
     """The columns of every edge and table as Markdown, or the keys of config files.
@@ -43,11 +45,15 @@ def schema(
         The JSON schema of config files instead.
     settings
         Every key of config files instead, with its default and meaning.
+    times
+        How long who waits for whom instead, what happens then, and why so long.
     """
     if config:
         say_json(config_schema())
     elif settings:
         say("\n".join(settings_page()))
+    elif times:
+        say("\n".join(times_page()))
     elif json:
         say_json({name: columns(table, name) for name, table in _all().items()})
     else:

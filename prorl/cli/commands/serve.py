@@ -22,6 +22,7 @@ from prorl.deploy.running import first, http_of, service, signals
 from prorl.dropin import SERVERS
 from prorl.errors import UnavailableError, UserError
 from prorl.linux.files import disk_full
+from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
     from prorl.supervisor.service import Supervisor
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 
 WATCH_S = 2.0
 
-RUN_S, STOP_S = 5.0, 30.0
-"""Before a stop: for rollouts that RUN is about to end, and with the scoring of those that have."""
+RUN_S, STOP_S = wait_limit_s("serve.run"), wait_limit_s("serve.stop")
 
 
 def serve(

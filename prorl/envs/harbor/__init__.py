@@ -54,16 +54,14 @@ from prorl.types import (
     ToolCall,
     ToolResult,
 )
+from prorl.waits import wait_limit_s
 
 MEMORY_BYTES, STORAGE_BYTES = 2 << 30, 2 << 30
 """Of tasks that state none."""
 ADDRESS_BYTES = 1 << 40
 """No bound in practice: Java, Go and V8 map far more than they use, and images expect that."""
 PROCESSES = 512
-STEP_S = 40.0
-"""For a program of ours; packing and fetching together have that long, which is less than the 45 s
-that RUN waits for an artifact.
-"""
+STEP_S = wait_limit_s("env.program")
 WALL_S = 86400.0 + 7200.0
 """A run's longest RUN, and the verifier's time in the same sandbox."""
 PACK_BYTES = 256 << 20

@@ -25,11 +25,11 @@ from prorl.envs.swe.shell import REPORT
 from prorl.errors import GraderError, SandboxError
 from prorl.protocols import Sandbox
 from prorl.types import FailureCode, Json, ToolResult
+from prorl.waits import wait_limit_s
 
 MAX_LOG_BYTES = 4 << 20
 MAX_REPORT_BYTES = 32 << 20
-RUNNER_S = 15.0
-"""For the runner's own work, beside the tests' limit."""
+RUNNER_S = wait_limit_s("tests.runner")
 
 _PYTEST = """import prorl_witness
 voice = prorl_witness.connect()

@@ -26,9 +26,9 @@ from prorl.sandbox.images.registry import Image, Registry, digest_of_sif, is_nam
 from prorl.sandbox.images.remote import plain
 from prorl.sandbox.images.tree import check_shell
 from prorl.types import DOCKER, DOCKERFILE, FailureCode, image_name
+from prorl.waits import wait_limit_s
 
-MAKE_S = 900.0
-"""For one image: tens of gigabytes on a slow disk."""
+MAKE_S = wait_limit_s("image.make")
 REMEMBER_S = 60.0
 """How long what is wrong with a source counts: an image that is pushed a minute later is found.
 With less a registry is asked, or a broken file unpacked, for each rollout of a bad task.

@@ -26,11 +26,11 @@ from prorl.errors import ProrlError, StorageError, UserError
 from prorl.linux import calls, guard
 from prorl.linux.python_path import python_path
 from prorl.sandbox.images.registry import Image, Registry
+from prorl.waits import wait_limit_s
 
 TAIL_BYTES = 16 << 10
 """Of what tools print: the reason is looked for in it."""
-END_S = 5.0
-"""For the child to end all that it has started, before its process group is killed."""
+END_S = wait_limit_s("image.end")
 FULL = re.compile("no space left on device|disk quota exceeded", re.IGNORECASE)
 """What a tool says when the machine is at fault and not the image."""
 LAST_LINES = 4

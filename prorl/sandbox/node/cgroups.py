@@ -23,6 +23,8 @@ import signal
 from pathlib import Path
 from typing import NamedTuple
 
+from prorl.waits import wait_limit_s
+
 V1 = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids", "cpu")
 LEAF = "prorl-rest"
@@ -31,10 +33,7 @@ MOVES = 10
 PERIOD_US = 100_000
 EXTRA_PROCESSES = 4
 """Launcher and tool server are counted too."""
-REMOVE_S = 5.0
-"""How long a group whose processes are killed may stay busy: the kernel removes it after the last
-is reaped.
-"""
+REMOVE_S = wait_limit_s("sandbox.cgroup")
 RETRY_S = 0.01
 
 

@@ -28,11 +28,9 @@ from prorl.sandbox.node import cgroups
 from prorl.sandbox.node.paths import SocketFolder, orphans
 from prorl.sandbox.node.uids import Uids, kill_uid
 from prorl.sandbox.trees import remove_tree
+from prorl.waits import wait_limit_s
 
-EXIT_S = 5.0
-"""For processes that were killed to be gone: one in the kernel, as in a slow disk's write, ends
-after it.
-"""
+EXIT_S = wait_limit_s("sandbox.exit")
 REMOVALS, REMOVE_AGAIN_S = 5, 1.0
 """Tries to remove a folder, and seconds between two."""
 FOLDERS = ("live", "work", "trash")

@@ -40,20 +40,16 @@ from prorl.sandbox.node.watchdog import LimitWatchdog
 from prorl.sandbox.wire import WireError
 from prorl.tools import bundle
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
+from prorl.waits import wait_limit_s
 
-START_S = 30.0
-"""Until the tool server serves, imports of a user's tools on a busy machine included."""
-STOP_S = 3.0
-"""For the guard to end and reap what is inside; then it is killed, and the janitor does it."""
+START_S = wait_limit_s("sandbox.serve")
+STOP_S = wait_limit_s("sandbox.stop")
 BACKLOG = 16
 RESERVE_BYTES = 64 << 20
 """Left to this process, or no further sandbox is begun."""
 MEMORY_S = 0.2
 """Between two looks at it."""
-CLEAN_S = 5.0
-"""How long the end waits for big folders to be removed; the next daemon in this root removes the
-rest.
-"""
+CLEAN_S = wait_limit_s("sandbox.clean")
 NEVER_STARTED = Exit(status=0, cpu_s=0.0)
 """Stands for the end of a launcher that was not asked for."""
 BAD_TOOL = "bad tool: "

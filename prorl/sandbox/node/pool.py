@@ -27,13 +27,13 @@ from prorl.sandbox.node.maker import Maker
 from prorl.sandbox.node.settings import Settings
 from prorl.sandbox.wire import WireError
 from prorl.types import FailureCode, Json, SandboxRef, SandboxSpec
+from prorl.waits import wait_limit_s
 
 MAX_FATES = 4096
 """Ends that are remembered for who asks late, oldest dropped first."""
 MAX_WARM_SPECS = 4
 """Specs for which warm sandboxes are kept, those not asked for longest dropped first."""
-FATE_S = 2.0
-"""For the end of a launcher to be heard of, after its client saw the connection break."""
+FATE_S = wait_limit_s("sandbox.fate")
 REFILL_S = 0.05
 """How long after a start the next warm one is begun: making it takes a core, which the first
 commands of the one just lent need.

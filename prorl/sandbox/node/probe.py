@@ -15,8 +15,9 @@ from prorl.sandbox import kinds
 from prorl.sandbox.client import connected
 from prorl.sandbox.node.pool import own_pool
 from prorl.types import SandboxSpec
+from prorl.waits import wait_limit_s
 
-PROBE_S = 10.0
+PROBE_S = wait_limit_s("sandbox.probe")
 CPU_ON_REQUEST = "CPU time, where asked"
 ADDED = {
     ("cgroups", "memory"): "memory of all processes together, by the kernel",

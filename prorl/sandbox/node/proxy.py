@@ -50,6 +50,7 @@ from prorl.sandbox.node.proxy_rules import (
     ProxyRules,
 )
 from prorl.sandbox.node.settings import PROXY_PORT
+from prorl.waits import wait_limit_s
 
 MAX_CONNECTIONS = 32
 """Of one sandbox; others wait in its listener's queue. Package managers keep 5 to 15."""
@@ -59,14 +60,9 @@ CHUNK_BYTES = 64 << 10
 """In flight of one direction of a connection: read, written whole, then read again."""
 MAX_HEAD_BYTES = 16 << 10
 """Of a request's line and headers, or of an upstream proxy's answer; clients send below 1 KiB."""
-HEAD_S = 15.0
-"""A client sends its request within this time; it is on this machine."""
-CONNECT_S = 15.0
-"""Clients give up after 15 to 30 s: what takes longer is no use to them."""
-IDLE_S = 300.0
-"""A connection without a byte either way ends: a server that packs a large repository is silent
-for minutes, and one that is forgotten must not hold a place for a day.
-"""
+HEAD_S = wait_limit_s("proxy.head")
+CONNECT_S = wait_limit_s("proxy.connect")
+IDLE_S = wait_limit_s("proxy.idle")
 RATE, BURST = 50.0, 200.0
 """Connections a second that one sandbox may begin, after so many at once: one costs about a
 millisecond here, so a loop that asks for ever takes a twentieth of a core.

@@ -27,9 +27,9 @@ from prorl.sandbox.client import listen
 from prorl.sandbox.launch.packets import PacketChild
 from prorl.sandbox.node.settings import MAX_CLOSED, PROXY_PORT, NetworkSettings
 from prorl.types import Json, SandboxSpec
+from prorl.waits import wait_limit_s
 
-ANSWER_S = 5.0
-"""For the proxy to say what it refused; without an answer the rollout has no such rows."""
+ANSWER_S = wait_limit_s("proxy.refusals")
 RESTART_S = 1.0
 """Between a proxy's death and the next one: one that dies at once must not take a core."""
 

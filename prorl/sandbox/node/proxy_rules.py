@@ -24,9 +24,9 @@ from prorl.network_policy import (
     closed_reason,
 )
 from prorl.sandbox.node.settings import MAX_CLOSED
+from prorl.waits import wait_limit_s
 
-RESOLVE_S = 15.0
-"""Clients give up after 15 to 30 s: what takes longer is no use to them."""
+RESOLVE_S = wait_limit_s("proxy.resolve")
 RESOLVERS = 32
 MAX_ADDRESSES = 4
 """Of one name are tried."""

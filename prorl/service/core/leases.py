@@ -29,6 +29,7 @@ from prorl.service.core.rollouts import Rollouts
 from prorl.service.core.state import RolloutRecord, RunRecord
 from prorl.timing import CLAIM_GRACE_S
 from prorl.types import AttemptKey, Json, RolloutState
+from prorl.waits import wait_limit_s
 
 MIN_AHEAD, MAX_AHEAD = 8, 256
 
@@ -36,8 +37,7 @@ GUESTS_AHEAD = 64
 """Rollouts of a run that may be on their way to its guests, or wait for them: what one guest may
 lease at a time. Fewer would have it wait for INIT; more are rows in RUN's memory for nobody.
 """
-SEEN_S = 1.0
-"""After a lease: RUN has said by then, in two of its `stats`, that the row waits."""
+SEEN_S = wait_limit_s("worker.queued")
 
 
 _STRUCT = pa.struct(list(LEASED))

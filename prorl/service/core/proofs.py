@@ -16,8 +16,9 @@ from prorl.errors import ConflictError, QueueFullError
 from prorl.limits import Clock
 from prorl.service.core.accept import check_same
 from prorl.service.core.state import RunLife, RunRecord
+from prorl.waits import wait_limit_s
 
-REPLY_S = 10.0
+REPLY_S = wait_limit_s("renderer.proof")
 MOST = 64
 
 

@@ -23,8 +23,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from prorl.net.tls import AnyCredentials, Caller, Credentials
+from prorl.waits import wait_limit_s
 
-HANDSHAKE_S = 3.0
+HANDSHAKE_S = wait_limit_s("tls.handshake")
 
 MAX_CONNECTIONS, ADDRESS_CONNECTIONS = 1024, 256
 """At 0.33 MiB each; one address must not take the places of all others."""

@@ -29,12 +29,13 @@ from prorl.renderer import ChatMLRenderer
 from prorl.renderer.load import SAMPLE
 from prorl.tokenizer import load_tokenizer
 from prorl.types import Json
+from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
     from prorl.backends.vllm import VllmBackend
 
-CHECK_S = 30.0
-VOCABULARY_S = 10.0
+CHECK_S = wait_limit_s("server.check")
+VOCABULARY_S = wait_limit_s("server.vocabulary")
 ANY_VOCABULARY = 2**31 - 1
 _RENDERER = ChatMLRenderer(load_tokenizer("bytes"))
 """Where a backend is opened that has no run yet."""
