@@ -134,12 +134,11 @@ class Workers(CorePart):
             if record.holders or record.life.state not in IN_HAND:
                 continue
             if away and away.worker.incarnation != worker.incarnation:
-                blamed = _blamed(record, away.worker, worker)
-                end = EventKind.LOST if blamed else EventKind.RETURN
+                end = _end_of_last_life(record, away.worker, worker)
                 self._rollouts.end_unheld(record, end)
             else:
-                blamed = record.lease_confirmed and not worker.remote
-                end = EventKind.LOST if blamed else EventKind.RETURN
+                has_begun_here = record.lease_confirmed and not worker.remote
+                end = EventKind.LOST if has_begun_here else EventKind.RETURN
                 self._rollouts.cap_wait(record, grace_s, end)
 
     def _claim(
@@ -196,8 +195,9 @@ class Workers(CorePart):
         if same_life:
             self._away[worker.name] = _Away(earlier, in_flight, self._clock())
         for record in in_flight:
-            blamed = not worker.remote if same_life else _blamed(record, earlier, worker)
-            end = EventKind.LOST if blamed else EventKind.RETURN
+            end = EventKind.RETURN if worker.remote else EventKind.LOST
+            if not same_life:
+                end = _end_of_last_life(record, earlier, worker)
             self._rollouts.leave(record, earlier, end, CLAIM_GRACE_S if same_life else 0.0)
 
     def handle_disconnect(self, worker: WorkerRecord) -> None:
@@ -317,15 +317,20 @@ class Workers(CorePart):
         self._journal.urgent = True
 
 
-def _blamed(record: RolloutRecord, earlier: WorkerRecord, worker: WorkerRecord) -> bool:
-    """Returns whether the death of a worker's last life is charged to what that life held.
+def _end_of_last_life(
+    record: RolloutRecord, earlier: WorkerRecord, worker: WorkerRecord
+) -> EventKind:
+    """Returns whether an attempt of a worker's last life is LOST, which charges it with that death.
 
-    Not where its host died too, which shows in that another supervisor started this life; and
-    where it is known at which attempt it died, to that one alone. Where it is not known, what RUN
-    had not begun is not charged: nothing of it was sampled, and no code of users has seen it.
+    It is returned where its host died too, which shows in that another supervisor started this
+    life; and where it is known at which attempt that life died, that one alone is lost. Where it is
+    not known, what RUN had not begun is returned: nothing of it was sampled, and no code of users
+    has seen it.
     """
     if earlier.home != worker.home or earlier.status.leaving:
-        return False
+        return EventKind.RETURN
     if worker.died_at:
-        return worker.died_at == "/".join(map(str, record.key))
-    return record.life.state is not RolloutState.LEASED
+        is_culprit = worker.died_at == "/".join(map(str, record.key))
+        return EventKind.LOST if is_culprit else EventKind.RETURN
+    has_begun = record.life.state is not RolloutState.LEASED
+    return EventKind.LOST if has_begun else EventKind.RETURN
