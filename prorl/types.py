@@ -470,7 +470,9 @@ class SandboxSpec:
     path. HOME, /workspace and /tmp are the image's then. Empty: /workspace, an empty folder.
     """
     variables: tuple[str, ...] = ()
-    """Variables of everything inside, as NAME=VALUE; they come before the image's."""
+    """Variables of everything inside, as NAME=VALUE; they replace those of the image and of its
+    user. The folders of PATH that the image has stay, behind these.
+    """
     requirements: tuple[str, ...] = ()
     """Python packages beside the host's /usr, or npm's (`npm:NAME@VERSION`), installed once a node;
     then nothing of the host's own Python packages is seen. For sandboxes without an image.

@@ -8,6 +8,7 @@ import asyncio
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from prorl.sandbox.images.cache import ImageCache
 from prorl.sandbox.images.child import make_image
 from prorl.sandbox.images.registry import Registry
 from prorl.sandbox.kinds.engine_support import program
-from prorl.types import FailureCode, SandboxSpec
+from prorl.types import IMAGE_WORKDIR, FailureCode, SandboxSpec
 from tests.faults.leftovers import marked
 from tests.sandbox.conftest import IMAGE_KINDS, Sandboxd, end, start_daemon
 from tests.sandbox.image_sources import Blobs, Entry, archive, packed, serving
@@ -67,7 +68,7 @@ async def test_a_pulled_stack_is_run_as_it_is_and_pulled_by_the_first_who_needs_
 ) -> None:
     blobs = Blobs()
     gone = archive(Entry("etc/.wh.image-name"), Entry("etc/own", b"own\n"))
-    blobs.image("v1", packed(base), gone, Env=["MINE=yes"])
+    blobs.image("v1", packed(base), gone, Env=["MINE=yes", "PATH=/usr/bin:/first"])
     with serving(blobs) as server:
         mirrors = {"docker.io": f"http://{server.host}"}
         daemon = await start_daemon(kind, folder, images=str(folder / "images"), mirrors=mirrors)
@@ -80,6 +81,10 @@ async def test_a_pulled_stack_is_run_as_it_is_and_pulled_by_the_first_who_needs_
         written = SandboxSpec(image=spec.image, overlay_bytes=1 << 20, fakeroot=True)
         change = "echo new > /etc/own; cat /etc/own; id -u"
         assert await ask(daemon, written, change, "run/1/3") == (0, "new\n0\n")
+        own = ("MINE=no", "PATH=/own/bin:/usr/bin", "HOME=/home")
+        tasks = replace(written, workdir=IMAGE_WORKDIR, variables=own)
+        _, values = await ask(daemon, tasks, "echo $MINE $HOME $USER $PATH", "run/1/5")
+        assert values.startswith("no /home root /own/bin:/usr/bin:/first:")
         nowhere = f"docker://{server.host}/team/none"
         for image, why in ((nowhere, "404"), ("docker://other/x:v1", "is docker://")):
             with pytest.raises(SandboxError, match=why) as caught:

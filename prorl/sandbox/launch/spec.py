@@ -167,7 +167,8 @@ def server_config(
     return {
         **user_tools,
         "workspace": workspace,
-        "env": environment(workspace, path) | variables_of(launch.spec),
+        "env": environment(workspace, path),
+        "variables": variables_of(launch.spec),
         "tools": list(launch.spec.tools),
         "refuse_uid": refuse_uid,
         "alone": alone,

@@ -74,7 +74,7 @@ class Server:
         self._place = Place(
             self._events,
             MakeRoom(self._events, config.get("alone", False)),
-            dict(config["env"]),
+            with_variables(config["env"], config.get("variables", {})),
             config["workspace"],
             config.get("python", ""),
             config.get("packages", ()),
@@ -369,6 +369,18 @@ def with_image(env: dict[str, str], image: Mapping[str, str]) -> dict[str, str]:
         variables["LD_LIBRARY_PATH"] = ":".join(libraries)
     path = dict.fromkeys((image.get("PATH", "") + ":" + env["PATH"]).split(":"))
     return {**variables, **env, "PATH": ":".join(filter(None, path))}
+
+
+def with_variables(env: dict[str, str], variables: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment with a task's own variables over it, whoever set them before.
+
+    The folders of PATH that it had stay, behind the task's: python3 of an image that has none.
+
+    >>> with_variables({"PATH": "/bin", "HOME": "/root"}, {"PATH": "/own:/bin", "HOME": "/home"})
+    {'PATH': '/own:/bin', 'HOME': '/home'}
+    """
+    path = ":".join(filter(None, (variables.get("PATH"), env.get("PATH"))))
+    return {**env, **variables, "PATH": ":".join(dict.fromkeys(path.split(":")))}
 
 
 def image_world(workdir: str, root: str = "/") -> tuple[str, dict[str, str]]:
