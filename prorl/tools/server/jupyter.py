@@ -3,8 +3,7 @@
 Unix sockets, so it works with the network cut; the connection file is 0600 in a folder of its own.
 SIGINT interrupts the kernel, not the relay; when the kernel dies it is started again once per cell.
 
-Output that a cell's subprocesses or threads send after its end belongs to the next cell. What the
-kernel itself writes to its terminal is not shown: ipykernel sends all of it over IOPub, too.
+Output that a cell's subprocesses or threads write after its end belongs to the next cell.
 """
 
 from __future__ import annotations
@@ -20,21 +19,32 @@ from prorl.tools.server.python import serve_cells, show_layer
 
 START_S = 30.0
 """For a kernel to answer: it imports for seconds on a busy machine."""
-LAZY_FLUSH = """
-from select import select
-from ipykernel.iostream import OutStream
-flush = OutStream.flush
-def lazily(stream):
-    pipe = [stream._fid] if hasattr(stream, "_fid") else []
-    for _ in range(100):
-        pending = stream._flush_pending or stream._subprocess_flush_pending
-        if not pending and not select(pipe, [], [], 0)[0]:
-            return
-        flush(stream)
-OutStream.flush = lazily
+KERNEL = (
+    "--HistoryManager.enabled=False",
+    "--InteractiveShell.colors=nocolor",
+    "--IPKernelApp.capture_fd_output=False",
+)
+PRINTED = """
+import sys
+sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+for stream in (sys.stdout, sys.stderr):
+    stream.reconfigure(line_buffering=True, errors="backslashreplace")
+shell, has_images = get_ipython(), lambda data: any(mime.startswith("image/") for mime in data)
+def display(message, print=print, has_images=has_images):
+    data = message["content"]["data"]
+    if has_images(data):
+        return message
+    print(data.get("text/plain", ""))
+def result(data, _=None, send=shell.displayhook.write_format_data, shown=display):
+    if shown({"content": {"data": data}}):
+        send(data, _)
+shell.display_pub.register_hook(display)
+shell.displayhook.write_format_data = result
+shell._showtraceback = lambda _kind, _error, lines, print=print: print("\\n".join(lines))
 """
-"""For ipykernel, which several times a cell waits for a thread to send what nobody has written, a
-third of a short cell's time, and does not wait for what programs have written.
+"""A kernel writes what its cells print, and what they show as text, into the cell's own pipe, which
+makes them wait until it is read. By IOPub, messages of any size would lie in the kernel and in the
+relay. Images go by IOPub, and what threads show.
 """
 
 
@@ -64,7 +74,6 @@ class Jupyter(IPython):
 
 class Kernel:
     def __init__(self) -> None:
-        import subprocess
         import tempfile
 
         from jupyter_client.manager import KernelManager
@@ -72,13 +81,12 @@ class Kernel:
         folder = tempfile.mkdtemp(prefix="k")
         self.manager: Any = KernelManager(transport="ipc", ip=f"{folder}/s")
         self.manager.connection_file = f"{folder}/c.json"
-        null = subprocess.DEVNULL
-        quiet = ["--HistoryManager.enabled=False"]
-        self.manager.start_kernel(extra_arguments=quiet, stdout=null, stderr=null)
+        self.manager.start_kernel(extra_arguments=list(KERNEL))
         self.client = self.manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=START_S)
-        self.client.execute(f"exec({LAZY_FLUSH!r}, {{}})", silent=True, store_history=False)
+        hidden = f"exec({PRINTED!r}, {{'get_ipython': get_ipython}})"
+        self.client.execute(hidden, silent=True, store_history=False)
 
     def run(self, code: str) -> int | None:
         """Execute and print; 0, 1 for an error, None when the kernel died.
@@ -110,7 +118,7 @@ class Kernel:
                 is_ours = message["parent_header"].get("msg_id") == request
                 if is_ours and message["msg_type"] == "status":
                     idle = message["content"]["execution_state"] == "idle"
-                if is_ours or message["msg_type"] == "stream":
+                if is_ours:
                     show(message)
             elif shell in ready:
                 message = session.recv(shell, 0)[1]
@@ -122,14 +130,8 @@ class Kernel:
 
 
 def show(message: Any) -> None:
-    """Print what an IOPub message says, in its order."""
-    import re
-
-    kind, content = message["msg_type"], message["content"]
-    if kind == "stream":
-        print(content["text"], end="")
-    elif kind in ("execute_result", "display_data"):
-        print(content["data"].get("text/plain", ""))
-        keep_images(content["data"])
-    elif kind == "error":
-        print(re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(content["traceback"])))
+    """Keep the images of an IOPub message, or print its text."""
+    if message["msg_type"] in ("execute_result", "display_data"):
+        data = message["content"]["data"]
+        if not keep_images(data):
+            print(data.get("text/plain", ""))
