@@ -158,13 +158,14 @@ def world(
     turn_s: float = TURN_S,
     layout: tuple[str, ...] = ("service.workers=nodes",),
     num_hosts: int = 0,
+    policy: str = "oracle",
 ) -> Iterator[World]:
     """A service on host 1, by default without stages, nodes n2, n3 ... on the others."""
     with ExitStack() as stack:
         made = stack.enter_context(hosts(num_hosts or 1 + num_nodes))
         argv = [*PRORL, "serve", "--root", str(tmp_path / "root")]
         argv += ["--listen", f"{made.address(1)}:7700", *pools(*layout)]
-        argv += ["--set", f'service.backends=["scripted:oracle?delay_s={turn_s}"]']
+        argv += ["--set", f'service.backends=["scripted:{policy}?delay_s={turn_s}"]']
         service = _start(made, 1, argv, tmp_path / "serve.log")
         one = World(hosts=made, path=tmp_path, service=service)
         join = one.root / "join" / "node.json"
