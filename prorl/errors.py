@@ -47,7 +47,7 @@ class ProrlError(Exception):
 
 class UserError(ProrlError, ValueError):
     """A mistake of the caller: what was given, what was expected, how to mend it. The message says
-    what was given, what was expected and how to mend it.
+    all three.
     """
 
     def __init__(self, problem: str, expected: str = "", hint: str = "") -> None:

@@ -4,8 +4,8 @@ Their mains say what they serve, this says how.
 
 It dies with its parent (asked of the kernel, before anything else). It logs JSON lines on stderr,
 its own and the libraries'. It prints `ready {json}` on stdout when others can reach it. SIGTERM and
-SIGINT set an event. It leaves with 0, with EXIT_LEFT when its work is done, with 1 and a line for
-each error that somebody can mend, or with 70 and a traceback for a bug of ours; always by
+SIGINT set an event. It leaves with 0, with EXIT_DRAINED when its work is done, with 1 and a line
+for each error that somebody can mend, or with 70 and a traceback for a bug of ours; always by
 `os._exit`, since threads inside gRPC would keep it alive. Its loop beats for the supervisor
 (`prorl/linux/heartbeat.py`). A task or callback that dies with nobody waiting for it ends the
 process: silence in one part of it is a hang of all.

@@ -111,7 +111,9 @@ class FailureClass(StrEnum):
     POLICY = "policy"
     """The policy caused it: the reward stays and it trains."""
     INFRA = "infra"
-    """We or the machine caused it: never trains, tried again within its own budget."""
+    """We or the machine caused it: never trains, and is tried again within its own budget, except
+    for what EVAL could not score (`UNSCORED`).
+    """
     TASK = "task"
     """The task data is wrong: reported, not tried again."""
     CANCELLED = "cancelled"

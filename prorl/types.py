@@ -162,7 +162,7 @@ class RolloutLimits:
     are counted apart.
     """
     max_worker_losses: int = 10
-    """Attempts in all that may be lost to such deaths."""
+    """Such deaths that a rollout may outlive: the next one ends it."""
     artifact_mb: int = 64
     """Packed changes of an agent's sandbox that cross into EVAL, where an env packs any. What is
     more is scored in the agent's own sandbox, and cannot be scored again; 0: all is.
@@ -322,9 +322,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Holds why something ended other than well. `failure_class` follows from the code unless the
-    stage knows better.
-    """
+    """Holds why something ended other than well. `failure_class` follows from the code."""
 
     code: FailureCode
     message: str = ""

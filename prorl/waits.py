@@ -88,11 +88,11 @@ HEARTBEATS = (
     Wait(
         "worker.grace",
         15.0,
-        "gateway: a worker of another host whose stream ended",
+        "gateway: a worker whose stream ended, of another host or with a journal of turns",
         "its attempts are given to others",
         "gRPC ends a stream ten seconds after data that nobody acknowledged, and dialling takes "
-        "less than one: a short break costs nothing. A worker of the service's own host is dead "
-        "with its stream.",
+        "less than one; the next life of a worker reads its journal within seconds. Any other "
+        "worker of the service's own host is dead with its stream.",
     ),
     Wait(
         "worker.give_up",

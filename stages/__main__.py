@@ -4,7 +4,7 @@
 
 Prints `ready {"worker": ..., "location": ...}` when it listens. SIGTERM and SIGINT: stop what is in
 hand, report it, exit within 7 s. SIGUSR1: take nothing new, finish what is in hand, exit with
-EXIT_LEFT. SIGUSR2: the same, and give back what is not finished. The rest is `prorl/process.py`.
+EXIT_DRAINED. SIGUSR2: the same, and give back what is not finished. The rest is `prorl/process.py`.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Flow:
         self.limit, self._enough = math.inf, math.inf
         self.in_flight = self._num_busy = 0
         self.free_at = 0.0
-        """Not called before."""
+        """No call begins before this time."""
 
     def wait_s(self, now: float) -> float:
         """0 where a call may begin, else when to look again."""

@@ -262,7 +262,7 @@ class EvalOperator(StageOperator):
         env = await self._env(task, eval_s)
         owner = owner_of(key)
         try:
-            # in its own time: what is tried once for all siblings is no rollout's to pay
+            # in its own time: a trial for all siblings is not charged to one of them
             await self._verified.check(env, task, owner, 2 * eval_s)
             in_place = None if row.value("rescorable") else read_sandbox(row)
             state = EnvState(text=row.value("env_state"))

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from prorl.types import Int32
 
 FIRST_S = wait_limit_s("model.first_token")
-OVERTAKEN_S, READ_TOKENS_S = wait_limit_s("model.overtaken"), 500.0
-"""A call that was overtaken is given up after this long, and a second more for so many tokens of
-its prompt.
+OVERTAKEN_S, PREFILL_TOKENS_PER_S = wait_limit_s("model.overtaken"), 500.0
+"""A call that a later one overtook is given up after this long, and a second more for so many
+tokens of its prompt: the slowest prefill of a server that computes, on a CPU.
 """
 BETWEEN_S = wait_limit_s("model.next_token")
 STILL_S = wait_limit_s("model.gone")
@@ -316,7 +316,7 @@ class Routed:
 
     def _patience_for_first_s(self, silent_s: float, paused: bool) -> float:
         """How long the first token is waited for: less where a later call has one already."""
-        overtaken_s = min(FIRST_S, OVERTAKEN_S + self._prompt_tokens / READ_TOKENS_S)
+        overtaken_s = min(FIRST_S, OVERTAKEN_S + self._prompt_tokens / PREFILL_TOKENS_PER_S)
         if silent_s < overtaken_s or self._is_overtaken():
             return overtaken_s
         if not paused:

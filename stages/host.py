@@ -315,8 +315,8 @@ class StageHost:
         return self._operator.unfinished(failure)
 
     def _check_harmless(self, key: AttemptKey) -> None:
-        """Raise RolloutError for what no worker survives: all of its run is a file of bad tasks; a
-        single one is an answer's fault in EVAL, and ours before it. INIT hears of it first.
+        """Raises RolloutError for what no worker survives. Where the whole run is like that, its
+        task is bad. A single attempt in EVAL is its answer's fault, and before EVAL it is ours.
         """
         why, is_of_run = self._poison(key)
         if why:
@@ -348,7 +348,7 @@ class StageHost:
         self._leave(keys)
 
     def _give_up(self, keys: list[AttemptKey]) -> None:
-        """These go nowhere: nobody took them, or who did has left before it could begin."""
+        """Gives back rows that no consumer took, or whose consumer left before it began."""
         assert self._tasks is not None
         for key in keys:
             row = self._unfinish(key)
@@ -374,7 +374,7 @@ class StageHost:
 
     @property
     def _num_busy(self) -> int:
-        return max(0, len(self._working) - self._inlet.num_waiting)
+        return max(0, len(self._working) - self._inlet.num_slotless)
 
     def _count_busy(self) -> None:
         now = self._clock()

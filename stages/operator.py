@@ -47,7 +47,7 @@ def owner_of(key: AttemptKey) -> str:
 
 
 def goes_on(is_cancelled: bool) -> bool:
-    """Whether the attempt was cancelled and not we; then this task, which was, goes on."""
+    """Whether the attempt was cancelled and not our process; if so, this task goes on."""
     task = asyncio.current_task()
     if not is_cancelled or task is None:
         return False
@@ -161,8 +161,8 @@ class StageOperator:
         raise NotImplementedError
 
     def unfinished(self, failure: Failure) -> Added | None:
-        """What a row gets that the operator never came to: the next edge takes what an earlier
-        stage has made of it. None: there is nothing to keep.
+        """Returns columns for a row that the operator never worked on, so that the next edge takes
+        what an earlier stage has made of it. None: there is nothing to keep.
         """
         return None
 

@@ -31,8 +31,7 @@ _PLAYED_ROWS = (
     " where (status = 'completed' or num_turns > 0) and coalesce(rescorable, true)"
     " order by rollout_id"
 )
-"""All that was played and whose artifact is all that was judged: what EVAL could not score has one,
-too.
+"""Rollouts whose stored artifact can be graded again, those that EVAL could not score included.
 """
 _IN_PLACE = "select count(*) from rollouts where not coalesce(rescorable, true)"
 _COLUMNS = (

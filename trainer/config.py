@@ -67,7 +67,8 @@ class TrainerConfig(LossConfig):
     untie: bool = Field(
         default=True,
         description="publish a model with tied embeddings with an output layer of its own: a vLLM"
-        " that is given tied weights goes on with its old one. A copy of the embedding more a step",
+        " that is given tied weights goes on with its old one. It costs one more copy of the"
+        " embedding each step",
     )
     tasks: Path | None = Field(
         default=None,

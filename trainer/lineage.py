@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from prorl.trainer.config import TrainerConfig
 
 ROWS = "trained.parquet"
-"""In a checkpoint."""
+"""File of a checkpoint that holds its rows of lineage."""
 
 
 class SequenceOutcomes:

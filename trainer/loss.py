@@ -64,7 +64,7 @@ class Shares(NamedTuple):
     share_C: torch.Tensor
     """0 where a token does not train."""
     row_C: torch.Tensor
-    """The sequence of each token; with its tokens in one pass, any numbering."""
+    """The number of each token's sequence; all tokens of a sequence are in one pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -8,7 +8,7 @@ and convolutional layers), or ask more of attention than that, give other logpro
 Weights are float32, whatever they compute in: at the rates of policy updates most steps are too
 small for a bfloat16 weight to move.
 
-Shapes: B sequences, T tokens, L the longest, C sampled tokens, V vocabulary; H hidden size, and of
+Shapes: B sequences, T tokens, L the longest, C sampled tokens, V vocabulary; E hidden size; of
 attention H heads of size D.
 """
 

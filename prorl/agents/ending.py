@@ -41,7 +41,7 @@ class End(NamedTuple):
     stop: StopReason
     failure: Failure = Failure(code=FailureCode.NONE)
     artifact: bytes | None = None
-    """Where it is not the env that says what crosses into EVAL."""
+    """Set where the agent, not the env, gives what crosses into EVAL."""
 
 
 _STOPS = {

@@ -29,7 +29,7 @@ from prorl.types import FailureCode, Json, Message, StopReason, Trajectory
 from prorl.waits import wait_limit_s
 
 SHIPPED = Path(prorl.__file__).parent / "guests"
-"""`{guests}` in an argv."""
+"""What `{guests}` in an argv stands for."""
 END_S = wait_limit_s("guest.end")
 
 
@@ -48,7 +48,7 @@ async def _drive(context: AttemptContext, sampler: Sampler) -> End:
         "sample_index": context.sample_index,
         "data": data,
     }
-    key = secrets.token_hex(16) if argv else ""  # the desk has looked at a lease's
+    key = secrets.token_hex(16) if argv else ""  # the desk checks the key of a lease
     door = Door(context, sampler, key=key)
     async with served(context, door, _listener() if argv else None) as base_url:
         if argv:

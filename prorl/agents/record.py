@@ -3,8 +3,8 @@
 That is growing sequences of exact ids, with their spans, and turns and messages.
 
     record.sequence                      the first, and native's only one
-    record.begin("subagent")                  a conversation of its own
-    record.fork(segment=0, length=900)   goes on behind the first 900 ids of another, which are
+    record.begin(Lineage.SUBAGENT)       a conversation of its own
+    record.fork(0, 900, turn=3)          goes on behind the first 900 ids of another, which are
                                          context in it: what was sampled trains in one sequence
 
 Invariants: ids are appended and never changed, so a view that was handed out stays true; spans tile

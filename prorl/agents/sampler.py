@@ -45,7 +45,7 @@ ResultT = TypeVar("ResultT")
 SILENT_S = wait_limit_s("model.silent")
 
 _MIN_WAIT_S = 0.01
-"""A paused deadline with nothing left would otherwise be looked at without rest."""
+"""Keeps a loop from spinning over a paused deadline that has no time left."""
 _CANCEL_S = wait_limit_s("model.cancel")
 MAX_EMPTY_ABORTS = 20
 """Pieces without a token that a backend may return in one turn while it takes new weights."""

@@ -144,8 +144,8 @@ from groups where event = 'decided' and min_version >= 0 group by 1 order by 1""
 select reason as x, count(*) as y
 from groups where event = 'decided' and not kept
 group by 1 order by 2 desc limit 20""",
-        where="group_id in (select group_id from groups where event = 'decide"
-        "d' and not kept and reason = {x})",
+        where="group_id in (select group_id from groups"
+        " where event = 'decided' and not kept and reason = {x})",
     ),
     "outcomes": Analysis(
         title="How rollouts ended, over the run in twentieths",
@@ -203,8 +203,8 @@ from rollouts group by 1 order by 2 desc limit 15""",
         title="Slowest member against the median of its group",
         part=_TIME,
         sql="""
-select width_bucket as x, count(*) as y from (
-    select least(floor(max(run_s) / greatest(median(run_s), 1e-9)), 10)::int as width_bucket
+select ratio as x, count(*) as y from (
+    select least(floor(max(run_s) / greatest(median(run_s), 1e-9)), 10)::int as ratio
     from rollouts where status = 'completed' group by group_id having count(*) > 1)
 group by 1 order by 1""",
     ),

@@ -80,7 +80,7 @@ class Runs:
 
 
 PROGRAM = HelperProgram(__spec__.name, memory_bytes=0, most=1)
-"""One huge value cannot be interrupted, only killed."""
+"""A query over one huge value cannot be interrupted, only killed."""
 
 
 def _within(timeout_s: float, places: tuple[str, ...], statement: str) -> pa.Table:

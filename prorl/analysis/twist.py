@@ -26,7 +26,7 @@ from prorl.storage.serve.replay import ReplayOrder, delivery_order, stored_index
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Twist:
-    """Holds what is other than it was; nothing by default."""
+    """Holds what a replay changes; nothing by default."""
 
     select: str = ""
     """SQL over the run with a column `group_id`: these groups, in this order; dropped ones too."""

@@ -86,7 +86,7 @@ LEAD_S = wait_limit_s("env.prepare_lead")
 SCORE_GRACE_S = wait_limit_s("env.score_grace")
 
 STRICT_HOOKS = frozenset({"prepare", "call", "artifact", "score", "verify"})
-"""Hooks that a stage gives up a little later, which would then be the sandbox's fault."""
+"""Hooks that must end before the time-out of their stage, which would blame the sandbox."""
 
 FIRST = frozenset({"plan", "settings"})
 """Questions before a task or a run is accepted: what goes wrong is the sender's to mend."""

@@ -50,7 +50,7 @@ class _Consumer:
     holds: dict[AttemptKey, None] = field(default_factory=dict)
     """Sent and not acked, in the order sent."""
     has: Callable[[str], bool] = _everything
-    """Whether it has what a row needs; asked for nothing: whether it takes any rows now."""
+    """Whether it has what a row needs; `has("")` is whether it takes rows at all now."""
 
 
 @dataclass(slots=True)

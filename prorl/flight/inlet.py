@@ -108,7 +108,7 @@ class Inlet:
         self._ready: deque[ReceivedRow] = deque()
         self._arrived = asyncio.Event()
         self._rows: dict[AttemptKey, _RowState] = {}
-        self.num_waiting = 0
+        self.num_slotless = 0
         """Rows in hand without a slot."""
         self._acked: OrderedDict[AttemptKey, None] = OrderedDict()
         self._back: dict[int, list[Back]] = {}
@@ -175,7 +175,7 @@ class Inlet:
         else:
             self._grants.adopt(1)
             row.slot_upstream = _NOBODY
-        self.num_waiting += 1 if waits else -1
+        self.num_slotless += 1 if waits else -1
         self._paced.ask()
 
     def done(self, key: AttemptKey) -> None:
@@ -185,7 +185,7 @@ class Inlet:
             return
         row.done = True
         if row.waits:
-            self.num_waiting -= 1
+            self.num_slotless -= 1
         else:
             self._grants.done(row.slot_upstream)
         if not self._redelivered:

@@ -42,7 +42,7 @@ from prorl.types import AttemptKey, Json
 
 Keys = Callable[[list[AttemptKey]], None]
 KeysOf = Callable[[list[AttemptKey], Mapping[str, Json]], None]
-"""Also whose they are: its first word."""
+"""The same with the hello of the consumer that has them."""
 Has = Callable[[Mapping[str, Json], str], bool]
 """Whether a consumer, by its first word, has what a row needs."""
 
@@ -199,7 +199,7 @@ class Outlet:
         self._paced.ask()
 
     def _cut(self) -> None:
-        """A stream is not there that rows need; the first time counts."""
+        """Notes since when rows have had no consumer."""
         if self._rows and self._cut_at is None:
             self._cut_at = now()
 

@@ -128,7 +128,7 @@ class _CallFields(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fiel
 
 _ANSWER = msgspec.msgpack.Decoder(tuple[int, int, bytes | None, float, float, str | None])
 _ENDED = msgspec.msgpack.Decoder(tuple[StopReason, FailureCode, bytes, bytes | None, float])
-"""The fields of an Answer and of an Ended, in their order."""
+"""The fields of a ToolAnswer and of an AttemptEnd, in their order."""
 
 _encode = msgspec.msgpack.Encoder(enc_hook=int).encode
 """A backend may count in numpy's integers."""

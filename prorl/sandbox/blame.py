@@ -85,7 +85,7 @@ def fate_of_exit(
 
     Without a launcher the status is that of the tool server, pid 1. `..._exposed`: what runs inside
     can signal it. `out_of_memory`: the control group reached its limit, and something in it was
-    killed for that; the launcher is in no such group. So where there is none, a kill from outside
+    killed for that; the launcher is in no such group. Without a launcher, a kill from outside
     after the agent has run out of memory cannot be told from the kernel's, and is the agent's.
     """
     if os.WIFSIGNALED(status) and has_launcher:

@@ -40,12 +40,12 @@ import pyarrow as pa
 from prorl.errors import SchemaError
 from prorl.schema.fields import (
     DOOR,
-    HISTORY,
     IDENTITY,
     LIMITS,
     MESSAGE,
     PLACE,
     REFUSAL,
+    RESUMES,
     REWARD_PART,
     ROUTED,
     SAMPLING,
@@ -159,7 +159,7 @@ RAN = versioned(
         required(
             "routed_experts", list_of(ROUTED), "experts of the sequences; empty unless asked for"
         ),
-        *HISTORY,
+        *RESUMES,
         *DOOR,
         *PLACE,
         required(
@@ -334,7 +334,7 @@ ROLLOUTS = versioned(
         required("artifact_digest", pa.utf8()),
         required("committed_at", pa.timestamp("us", tz="UTC"), "when the store committed the row"),
         required("extra", pa.utf8()),
-        *(field.with_nullable(True) for field in (*HISTORY, *DOOR, *PLACE)),
+        *(field.with_nullable(True) for field in (*RESUMES, *DOOR, *PLACE)),
         optional(
             "logprob_sum", pa.float64(), "of all sampled tokens; null in files from before it was"
         ),

@@ -13,7 +13,10 @@ import pyarrow as pa
 from prorl.types import RewardPart, RolloutLimits, SamplingParams
 
 SCHEMA_VERSION = 4
-"""Raised by one when a column changes its meaning or type, or goes; not for an optional new one."""
+"""Raised by one when a column changes its meaning or type, or goes: stored runs of another version
+are refused. Not for a new one, which is null in runs stored before it; edges, though, must have the
+same columns at both ends, so that service and nodes are upgraded together.
+"""
 
 
 MEANINGS: dict[str, str] = {}
@@ -133,7 +136,7 @@ PLACE = (
         "server", pa.utf8(), "model server that answered last, else the one that it was given"
     ),
 )
-"""Where an attempt was. Null in files from before."""
+"""Where an attempt was. Null in files from before these columns."""
 
 ROUTED = _struct(
     required("segment", pa.int32()),
@@ -179,10 +182,10 @@ IDENTITY = (
     ),
 )
 
-HISTORY = tuple(
+RESUMES = tuple(
     _struct(required("resumes", pa.int32(), "how often another worker went on with the attempt"))
 )
-"""Null in files from before."""
+"""Null in files from before this column."""
 
 DOOR = tuple(
     _struct(

@@ -1,15 +1,15 @@
 """A running service: all processes of one node on one root.
 
 They are restarted when they die and ended in order. Start is parallel: every child dials until its
-upstream listens. Stop goes against the dataflow's thirst: workers first (nothing new), then stages
+upstream listens. Processes are stopped in this order: workers first (nothing new), then stages
 apart, a store apart (what was scored is committed), `service` (the gateway's log is last to close),
 sandboxd.
 Children die with the supervisor (PDEATHSIG); what a killed supervisor leaves on disk is swept by
 the next one on the root.
 
-A worker that was asked to leave and has nothing in hand exits with EXIT_LEFT and stays away; where
-its stages live in `service`, that prints `left` and goes on without them. Once all have, the node
-has left (`drain`, `drained`).
+A worker that was asked to leave and has nothing in hand exits with EXIT_DRAINED and stays away;
+where its stages live in `service`, that prints `left` and goes on without them. Once all have, the
+node has left (`drain`, `drained`).
 
 Freeze becomes death: a child that falls silent, or that is not ready in time after a restart, is
 ended through its pidfd and started again. Deaths while the root's disk is full, and for a disk that
@@ -354,7 +354,7 @@ class Supervisor:
 
 
 async def end_the_silent(children: Callable[[], Iterable[ChildProcess]], silence_s: float) -> None:
-    """End whoever falls silent, for ever."""
+    """Ends each child that falls silent, for as long as it runs."""
     while True:
         await asyncio.sleep(TICK_S)
         for child in children():

@@ -65,7 +65,7 @@ class PendingPart:
     attempts: dict[tuple[int, int], AttemptRow] = field(default_factory=dict)
     """By rollout and attempt."""
     outbox_upto: int = 0
-    """What the outbox had up to it is in here, or in an earlier part."""
+    """Rows of the outbox up to this seq are in here, or in an earlier part."""
     num_bytes: int = 0
 
     def __bool__(self) -> bool:

@@ -285,7 +285,7 @@ class RowVerdict(NamedTuple):
     committable: bool
     """Else it is kept in `partial/`."""
     problem: str
-    """Why it is reported as invalid, too."""
+    """Why it is invalid; empty where it is not, committable or no."""
 
 
 def judge(batch: pa.RecordBatch) -> list[RowVerdict]:

@@ -14,7 +14,7 @@ from prorl.storage.files.layout import RunDir
 from prorl.storage.files.parts import aligned
 
 MAX_BYTES = 256 << 20
-"""Of one step's rows; a step with the learner's logprobs of 60 million tokens."""
+"""Most bytes of one step's rows: 60 million tokens with the learner's logprobs."""
 
 _SAME = ("consumer", "checkpoint", "parent_checkpoint")
 

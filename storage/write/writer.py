@@ -269,7 +269,7 @@ class RunWriter:
             await self._to_partial(cut)
 
     async def _uncommittable(self) -> list[WaitingRow]:
-        """Take these out, and report the invalid ones."""
+        """Takes out rows that may not be committed, and reports the invalid ones."""
         waiting_rows = list(self._flying.rows.values())
         if not waiting_rows:
             return []

@@ -67,6 +67,7 @@ STOPPED = (Action.CANCEL_ATTEMPT, *ENDED)
 FENCED = (Action.FENCE,)
 INFRA, TASK, ASKED = FailureCode.SANDBOX_LOST, FailureCode.BAD_TASK, FailureCode.REDUNDANT
 POLICY, UNGRADED = FailureCode.MAX_TURNS, FailureCode.GRADER_ERROR
+LOST = FailureCode.WORKER_LOST
 
 LIFE = RolloutLife(attempt=1, max_attempts=2, max_worker_losses=1)
 WHOLE = {
@@ -118,6 +119,8 @@ def test_where_each_event_leads_from_each_state(state: RolloutState, kind: Event
         (EventKind.LOST, INFRA, {}, (QUEUED, FailureCode.WORKER_LOST, AGAIN)),
         (EventKind.LOST, INFRA, {"worker_losses": 1}, (FAILED, FailureCode.WORKER_LOST, ENDED)),
         (EventKind.LOST, INFRA, {"infra_failures": 1}, (QUEUED, FailureCode.WORKER_LOST, AGAIN)),
+        (EventKind.FAILED, LOST, {"infra_failures": 1}, (QUEUED, LOST, AGAIN)),
+        (EventKind.FAILED, LOST, {"worker_losses": 1}, (FAILED, LOST, ENDED)),
         (EventKind.FAILED, TASK, {}, (FAILED, TASK, ENDED)),
         (EventKind.FAILED, ASKED, {}, (CANCELLED, ASKED, ENDED)),
         (EventKind.FAILED, INFRA, {"cancel_code": ASKED}, (CANCELLED, ASKED, ENDED)),

@@ -4,7 +4,7 @@
         def get_generator(self, cfg, tokenizer, inference_engine_client):
             return Generator(Feed("ROOT", "mine", consumer="skyrl"))
         def get_tracker(self):
-            return Tracker(super().get_tracker(), Feed("ROOT", "mine", consumer="skyrl"))
+            return SkyRLTracker(super().get_tracker(), Feed("ROOT", "mine", consumer="skyrl"))
 
 SkyRL asks for as many trajectories as it has prompts, n of each; a group of ours answers n of its
 rows, whatever their text, and keeps their ids. Its advantages go by `uid`, in blocks of n, so a

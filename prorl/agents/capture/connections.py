@@ -27,7 +27,7 @@ HEADERS = 64
 """A request has at most so many headers; clients send about twenty."""
 LINGER_S = wait_limit_s("endpoint.linger")
 REFUSED_S = 0.1
-"""A connection that could not be accepted, as without descriptors, is tried again so much later."""
+"""Until the next connection is accepted after one could not be, for lack of descriptors."""
 
 _log = logging.getLogger("prorl.agents.capture.http")
 _log.setLevel(logging.CRITICAL)  # what a client breaks is its own affair, and may be said for ever

@@ -71,7 +71,7 @@ _JSON = "application/json"
 class Door:
     """The model server of one attempt. Belongs to the event loop that made it.
 
-    `key`: of clients that could be others; where only the attempt's can connect, none is needed.
+    `key`: what a client must send where programs of others can connect; empty where they cannot.
     """
 
     def __init__(self, context: AttemptContext, sampler: Sampler, *, key: str = "") -> None:

@@ -177,8 +177,8 @@ class Ledger:
     async def _placed(
         self, conversation: ConversationRequest, digests: Sequence[bytes], siblings: list[Call]
     ) -> tuple[SequenceRecord, Call | None, bool]:
-        """The sequence that holds the prompt and nothing behind it, whose reply it goes on, and
-        whether its past would be told anew.
+        """Returns the sequence that holds the prompt and nothing behind it, the call whose reply it
+        follows, and whether rendering it whole would change the ids of its past.
         """
         turn = len(self._calls)
         if turn >= self._context.limits.max_turns:
@@ -265,7 +265,7 @@ class Ledger:
     def _lineage(
         self, conversation: ConversationRequest, digests: Sequence[bytes]
     ) -> tuple[Lineage, int]:
-        """Of a conversation that continues none, and the segment that it comes from.
+        """Returns the lineage of a conversation that continues none, and the segment it comes from.
 
         The first with tools has the task; where no agent names tools, the first.
         """
@@ -339,7 +339,7 @@ class Ledger:
         """Whether rendering a request whole would change the ids that its past was sampled as.
 
         It is what a server's own chat endpoint would do, and the only reason why it is done here.
-        What was told anew once stays so. A long conversation is looked at when its calls have
+        A mismatch is inherited. A long conversation is looked at when its calls have
         doubled: to render each of them would cost more than all else here.
         """
         if parent.has_mismatch:

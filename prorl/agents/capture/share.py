@@ -95,7 +95,7 @@ class Share:
         self._look()
 
     def pause(self, seconds: float) -> None:
-        """Somebody who was over took so much: that much longer the next one waits."""
+        """An attempt over its share took so many seconds: the next one waits longer for them."""
         now = asyncio.get_running_loop().time()
         self._open_at = max(self._open_at, now) + seconds / SHARE
 

@@ -149,10 +149,6 @@ def _drawn(dice: random.Random, low: int, high: int, divisor: int) -> Fraction:
     return Fraction(dice.randint(low, high) or 1, dice.randint(1, divisor))
 
 
-def _is_real(value: Number) -> bool:
-    return not isinstance(value, complex) or abs(value.imag) <= _CLOSE * max(abs(value), 1e-300)
-
-
 _VALUES: Mapping[str, Number] = {
     "pi": math.pi,
     "e": math.e,

@@ -54,7 +54,7 @@ _CALCULATES = re.compile(
 )
 _MEASURED = re.compile(r"(?<=\d) ?([A-Za-z]+)(?![\w^])")
 _CONSTANT = re.compile(r"\+ ?([ckK])$")
-"""Of integration, whose letter is free."""
+"""The constant of integration, whose letter is free."""
 Rule = Callable[[str, str, Speech], bool | None]
 
 

@@ -13,9 +13,9 @@
 
 Honest work fails a twin, whoever passes both made the result independent of what was expected, by
 whatever trick: nothing here looks at how a change is written. In doubt it is believed: a twin that
-cannot be made or run, or that the reference passes or never reaches, says nothing. A change that
-fails its tests costs no twin that was not run before them. No twin takes time that the run that
-counts may need: it gets what is beyond `timeout_s`, or ends with the verdict unchanged.
+cannot be made or run, or that the reference passes or never reaches, says nothing. No twin
+is run for a change that failed its tests. No twin takes time from the run that counts: it gets what
+is beyond `timeout_s`, or ends with the verdict unchanged.
 
 The run that counts is rewritten as a twin is, so that there is nothing to tell them apart. Where the
 reference fails under the rewritten files, the row keeps its own (the part `own_files`).

@@ -29,7 +29,7 @@ V1 = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids", "cpu")
 LEAF = "prorl-rest"
 """In version 2: where the processes of a delegated group move."""
-MOVES = 10
+MAX_MOVE_TRIES = 10
 PERIOD_US = 100_000
 EXTRA_PROCESSES = 4
 """Launcher and tool server are counted too."""
@@ -255,7 +255,7 @@ def enable(base: Path, controllers: tuple[str, ...]) -> bool:
     control = base / "cgroup.subtree_control"
     if set(controllers) <= set(words(control)):
         return True
-    for _ in range(MOVES):
+    for _ in range(MAX_MOVE_TRIES):
         if not _is_top(base):
             leaf = base / LEAF
             pids = words(base / "cgroup.procs")

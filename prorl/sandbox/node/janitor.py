@@ -183,7 +183,7 @@ async def end_uid(note: Note) -> None:
 def remove_remains(note: Note, trash: Path) -> None:
     """Remove the socket, and move the folder to the trash.
 
-    An agent can make one that takes minutes to remove.
+    An agent can make a folder that takes minutes to remove.
     """
     if note.socket:
         Path(note.socket).unlink(missing_ok=True)

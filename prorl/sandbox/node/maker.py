@@ -48,7 +48,7 @@ BACKLOG = 16
 RESERVE_BYTES = 64 << 20
 """Left to this process, or no further sandbox is begun."""
 MEMORY_S = 0.2
-"""Between two looks at it."""
+"""Seconds between two readings of the free memory."""
 CLEAN_S = wait_limit_s("sandbox.clean")
 NEVER_STARTED = Exit(status=0, cpu_s=0.0)
 """Stands for the end of a launcher that was not asked for."""
@@ -79,7 +79,7 @@ class Maker:
         # and none comes sooner.
         self._gate = asyncio.Semaphore(max(8, 2 * len(os.sched_getaffinity(0))))
         self._max_lives = min(settings.max_sandboxes, room())
-        self._little = short_of_terminals(settings.max_sandboxes)
+        self._terminals_warning = short_of_terminals(settings.max_sandboxes)
         """Said when a sandbox waits for it."""
         self._room = asyncio.Semaphore(self._max_lives)
         self._short_of_memory = False
@@ -166,9 +166,9 @@ class Maker:
         image = await self._images.image(spec)
         layer = await self._images.layer(spec, bool(image))
         self._user_tools.path_for(spec.tools)
-        if self._little and self._room.locked():
-            log.warning("%s; the others wait", self._little)
-            self._little = ""
+        if self._terminals_warning and self._room.locked():
+            log.warning("%s; the others wait", self._terminals_warning)
+            self._terminals_warning = ""
         await self._room.acquire()
         try:
             async with self._gate:

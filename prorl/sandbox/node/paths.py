@@ -35,7 +35,7 @@ is about to end.
 class SocketFolder:
     """One root's folder, held until `remove` or `release`.
 
-    Its owner holds it from `claim`, who sweeps it from `orphans`.
+    `claim` gives it to its owner, `orphans` to whoever sweeps it.
     """
 
     def __init__(self, path: Path, root: Path | None, lock: int) -> None:

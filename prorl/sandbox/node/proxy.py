@@ -106,7 +106,7 @@ class SandboxPort:
         self.tasks: set[asyncio.Task[None]] = set()
         """Accepting, and one for each connection."""
         self._refusals: dict[ForbiddenHost, int] = {}
-        """How often, at most MAX_REFUSALS and OTHERS."""
+        """How often each was refused: at most MAX_REFUSALS hosts, the rest as OTHERS."""
         self._tokens, self._counted_at = BURST, now
 
     def pause_s(self, now: float) -> float:

@@ -77,8 +77,8 @@ class Uids:
     def holding_dead_block(self, uid: int) -> Iterator[bool]:
         """Whether all that a uid has is a dead daemon's, and stays so for this block of code.
 
-        Not so when a living daemon has it by now, we included: it ended what was there when it
-        claimed its block.
+        False when a living daemon, or we, have the block by now: whoever claimed it ended what was
+        there.
         """
         block = (uid - FIRST_UID) // BLOCK
         lock = _try_lock(block) if uid >= 0 and block != self._block else None

@@ -96,7 +96,7 @@ class Core:
         self.datasets = Datasets(base, self.acceptance)
         self._claim_grace_s = claim_grace_s
         self._leases: list[tuple[RolloutRecord, int]] = []
-        """Of the life before, with their attempts: whoever has one is about to say so."""
+        """Leases of the last life that nobody has claimed yet, with their attempts."""
         # Whoever has them may be on another host, where a broken stream is noticed late; a lease
         # that nobody claims was lost by us on its way, and is nobody's fault.
         for record in load(log, self.state, clock(), refusal_of):

@@ -30,10 +30,10 @@ _NOBODY = "no worker took it within {:g} s"
 _NOWHERE = "no node had the image {!r} within {:g} s"
 
 LOOKS_AGAIN_S = 2.0
-"""For one whose image no node has: nodes come seldom."""
+"""Until a rollout whose image no node has is tried again: nodes come seldom."""
 
 LOOKS = 64
-"""At one pump, past those of a run whose nodes have no room just now."""
+"""How many rollouts whose nodes have no room just now one `pump` passes over, in each run."""
 
 
 RoomFor = Callable[[RolloutRecord], int | None]
@@ -169,9 +169,9 @@ class LeaseGrants(CorePart):
                 self._rollouts.apply(record, Event(kind=EventKind.EXPIRE), why)
                 self._journal.urgent = True
         may_start = run.queues.pool and may_open(run.demand)
-        lease_block_reason = not (run.queues.ready or may_start)
+        wants_no_lease = not (run.queues.ready or may_start)
         behind_others = num_in_hand > run.in_hand
-        if lease_block_reason or behind_others:
+        if wants_no_lease or behind_others:
             run.grants.granted_at = now
         if now - run.grants.granted_at <= budget_s:
             return

@@ -61,5 +61,5 @@ class GroupPool:
         return self.first - 1
 
     def first_since(self) -> float:
-        """No later than this did the first id come. Raises IndexError when there is none."""
+        """Returns when the first id came, or later. Raises IndexError when there is none."""
         return self._came[0].since

@@ -170,6 +170,8 @@ def _failed(life: RolloutLife, event: Event) -> Step:
             return _end(life, RolloutState.CANCELLED, event.code)
         case FailureClass.TASK:
             return _end(life, RolloutState.FAILED, event.code)
+        case _ if event.code is FailureCode.WORKER_LOST:  # a program, which died with its worker
+            return _lost(life, event)
         case _:
             return _retry(replace(life, infra_failures=life.infra_failures + 1), event.code)
 

@@ -47,15 +47,16 @@ class Spent(NamedTuple):
     steps: int = 0
     step_s: float = 0.0
     waited_s: float = 0.0
-    """Of these: until the last group of the step was handed out."""
+    """The part of `step_s` until the last group of the step was handed out."""
     slots_s: float = 0.0
-    """Of RUN's slots, all together; other runs' rollouts are in them, too."""
+    """Seconds of RUN's slots, all together; other runs' rollouts are in them, too."""
     busy_s: float = 0.0
     worked_s: float = 0.0
-    """Of the run's rollouts in RUN and EVAL."""
+    """Seconds of the run's rollouts in RUN and EVAL."""
     wasted_s: float = 0.0
-    """Of these: of attempts that were ended or failed, and of groups that went stale or came when
-    the run had enough. What the filter drops is not waste: nobody can know it before.
+    """The part of `worked_s` that went into attempts that were ended or failed, and into groups
+    that went stale or came when the run had enough. What the filter drops is not waste: nobody can
+    know it before.
     """
 
     def plus(self, other: Spent) -> Spent:

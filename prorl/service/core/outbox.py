@@ -4,9 +4,10 @@
     row, by seq                    told to the store's session from its cursor on
     `commit` up to a seq, decision the row goes, in the transaction that makes it so
 
-A session of a store begins at 0 and goes on to the end: a restart of either side is told the same
-way as life is, and what is told again is known by its seq. Seqs are one row of numbers for all
-runs and are never given twice, since a store may outlive the gateway that named one.
+A session of a store begins at 0 and goes on to the end: after a restart of either side rows are
+sent as they were first sent, and what is sent again is known by its seq. Seqs are one row of
+numbers for all runs and are never given twice, since a store may outlive the gateway that named
+one.
 
 A task's text lies in `groups` and is read from there; every other row holds its payload.
 """

@@ -74,7 +74,7 @@ class Orphan(NamedTuple):
     """When it will be certain, on the loop's clock."""
     end: EventKind
     line: WorkerRecord | None = None
-    """Of another host, whose stream has ended: its line, or all of it."""
+    """The worker of another host whose stream ended: its line was cut, or its host died."""
 
 
 _NO_ORPHAN = Orphan(-1, 0.0, EventKind.LOST)

@@ -26,8 +26,8 @@ by all who have measured it.
 """
 
 LATE = 1.0
-"""Times of the mean that a group may take before it is late: what is open longest is more often
-what nobody solves, and the slots that its last member leaves free begin another.
+"""A group is late after this multiple of the mean time: what is open longest is more often what
+nobody solves, and the slots that its last member leaves free begin another.
 """
 
 MEMORY = 256.0

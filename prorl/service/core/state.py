@@ -271,7 +271,7 @@ class GroupRecord:
 
 @dataclass(slots=True)
 class RunLife:
-    """Holds whether a run takes groups, gives leases, or is over. `Runs` alone writes it."""
+    """Holds whether a run takes groups, gives leases, or is over. `RunLifecycle` writes it."""
 
     state: str = "open"
     """`open`, `finished`, or `failed`: nothing of it can be stored."""
@@ -309,8 +309,8 @@ class RunProgress:
     failed_attempts: Counter[tuple[FailureCode, str]] = field(default_factory=Counter)
     """Attempts that ended without a row since the service began, by code and node."""
     alike: tuple[FailureCode, int, str] = (FailureCode.NONE, 0, "")
-    """With what its last attempts failed through no fault of the policy's, how many did so one
-    after the other, and what the first said; none since a rollout has completed.
+    """The code with which its last attempts failed through no fault of the policy's, how many did
+    so one after the other, and the first one's message. Empty again when a rollout completes.
     """
 
 

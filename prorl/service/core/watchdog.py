@@ -107,7 +107,7 @@ def reason(
 
 
 def nothing_kept(run: RunRecord) -> str:
-    """That the filter drops whatever comes, with its reasons and what to do."""
+    """Says that the filter drops whatever comes, with its reasons and what to do."""
     reasons = run.decisions.drop_reasons
     if (
         run.delivery.next_delivery

@@ -122,7 +122,7 @@ class Workers(CorePart):
         )
 
     def _not_claimed(self, worker: WorkerRecord) -> None:
-        """It has come back without these: nobody needs to wait for them much longer.
+        """A worker came back and did not claim these: nobody needs to wait for them much longer.
 
         The same life may have handed them on meanwhile to a worker that comes back later: a moment
         on this host, and from afar each stream waits for its own connection. A lease that it never
