@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("folders", nargs="*", metavar="FOLDER")
     parser.add_argument("--count", type=int, default=15)
     parser.add_argument("--seed", type=int, default=45)
+    parser.add_argument("--jobs", type=int, default=1, help="tasks that are played at a time")
     parser.add_argument("--kind", default="pyns")
     parser.add_argument("--out", type=Path, default=Path("played.jsonl"))
     parser.add_argument("--build-s", type=float, default=0.0, help="at least so long for a build")
@@ -71,16 +72,19 @@ async def _play_all(arguments: argparse.Namespace) -> list[Row]:
 
 
 async def _play_with(arguments: argparse.Namespace, boxes: Boxes) -> list[Row]:
-    rows = dict(_rows(arguments.out))
-    for task in choose(arguments.folders, arguments.count, arguments.seed):
-        folder = str(task.data["folder"])
-        if folder in rows:
-            continue
-        rows[folder] = row = await play_task(task, arguments, boxes)
+    rows, room = dict(_rows(arguments.out)), asyncio.Semaphore(arguments.jobs)
+
+    async def play_new(task: Task) -> None:
+        async with room:
+            row = await play_task(task, arguments, boxes)
+        rows[row["folder"]] = row
         print(summary(row), flush=True)
         if not arguments.build_only:
             with arguments.out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
+
+    tasks = choose(arguments.folders, arguments.count, arguments.seed)
+    await asyncio.gather(*(play_new(task) for task in tasks if task.data["folder"] not in rows))
     return list(rows.values())
 
 

@@ -88,8 +88,8 @@ def _built(registry: Registry, job: dict[str, str]) -> Image:
         return _unpacked(registry, source)
     with registry.workplace() as work:
         if recipe := dockerfile.recipe_of(Path(source)):
-            layout = dockerfile.build(recipe, work, json.loads(job.get("settings") or "{}"))
-            return Pull(registry, {}).image(f"oci:{layout}", str(recipe))
+            archive = dockerfile.build(recipe, work, json.loads(job.get("settings") or "{}"))
+            return Pull(registry, {}).image(f"docker-archive:{archive}", str(recipe))
         tree = work / "tree"
         if os.path.isdir(source):
             copy_tree(source, str(tree), str(registry.root))
