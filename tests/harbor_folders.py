@@ -26,6 +26,40 @@ PARTS = {
     ),
 }
 
+STEPS = {
+    "instruction.md": None,
+    "steps/one/instruction.md": "Write 5 into sum.txt.\n",
+    "steps/one/solution/solve.sh": "#!/bin/bash\necho 5 > sum.txt\n",
+    "steps/two/instruction.md": "Write 7 into sum.txt.\n",
+    "steps/two/solution/solve.sh": "#!/bin/bash\necho 7 > sum.txt\n",
+    "steps/two/tests/expected": "7\n",
+    "tests/expected": "5\n",
+    "tests/test.sh": (
+        "#!/bin/bash\n"
+        'if [ "$(< sum.txt)" = "$(< /tests/expected)" ]; then r=1; else r=0; fi\n'
+        "echo $r > /logs/verifier/reward.txt\n"
+    ),
+}
+"""What replaces the usual files in a task of two steps, `one` and `two`."""
+STEPS_TOML = '\n[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n'
+TERMINAL_BENCH = {
+    **dict.fromkeys(PARTS),
+    "task.yaml": "instruction: Write 5 into sum.txt.\nmax_test_timeout_sec: 30\n",
+    "Dockerfile": "FROM small\n",
+    "docker-compose.yaml": (
+        "services: {client: {build: {dockerfile: Dockerfile},"
+        ' environment: ["TEST_DIR=${T_BENCH_TEST_DIR}", SIDE=agent]}}\n'
+    ),
+    "tests/expected": "5\n",
+    "run-tests.sh": (
+        'echo "== short test summary info =="\necho PASSED is the first\n'
+        'if [ "$(< sum.txt)" = "$(< $TEST_DIR/expected)" ]; then echo PASSED two;'
+        " else echo FAILED two; fi\n"
+    ),
+    "solution.sh": "echo 5 > sum.txt\n",
+}
+"""What replaces the usual files in a task of terminal-bench 1."""
+
 
 def make_folder(folder: Path, **parts: str | bytes | None) -> Path:
     """A task folder that can be played; `parts` replace its files, None leaves one out."""

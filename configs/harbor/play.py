@@ -22,7 +22,7 @@ from typing import Any
 
 from prorl.cli.commands.check import boxes_of, sandbox_settings
 from prorl.cli.settings import registry_root, sandbox_environment
-from prorl.envs.harbor import HarborEnv
+from prorl.envs import get_env
 from prorl.errors import NoReferenceError, ProrlError
 from prorl.sandbox.images import dockerfile
 from prorl.sandbox.images.child import make_image
@@ -113,7 +113,7 @@ async def play_task(task: Task, arguments: argparse.Namespace, boxes: Boxes) -> 
         return row
     limits = RolloutLimits(eval_s=float(task.data["verifier"]["timeout_s"]) + 60, run_s=1800)
     limits = RolloutLimits(**{**vars_of(limits), "tool_s": 900.0})
-    env = HarborEnv()
+    env = get_env(task.env)
     began = time.monotonic()
     problem = await _try(verify(env, task, boxes=boxes, limit_s=limits.eval_s))
     row["untouched"] = problem or "reward"

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from itertools import repeat
 from pathlib import Path
 from typing import Self
 
@@ -27,14 +26,13 @@ from prorl.config import JOB_FILE, Limits, RunConfig, ServiceConfig
 from prorl.envs.users import check_settings_of, env_by_name, open_env
 from prorl.errors import ConfigError, ConflictError
 from prorl.filters import FILTERS, PASS_RATE, is_named
-from prorl.network_policy import PHASES, NetworkPolicy, exceeds, network_of
+from prorl.network_policy import ungranted_network
 from prorl.protocols import Env
 from prorl.service.core.candidates import check_group_size
 from prorl.tasks import TaskSet, read_tasks, sources
 from prorl.types import Json, Task
 from prorl.waits import wait_limit_s
 
-LISTED_TASKS = 3
 EVAL_START_S = wait_limit_s("eval.start")
 
 
@@ -125,26 +123,6 @@ class JobPlan:
         )
 
 
-def ungranted_network(tasks: Sequence[Task], most: NetworkPolicy) -> list[str]:
-    """A line where tasks ask for more of the network than the operator grants."""
-    wishes = {
-        task.task_id: [
-            wish for wish in map(network_of, repeat(task), PHASES) if exceeds(wish, most)
-        ]
-        for task in tasks
-        if "network" in task.data
-    }
-    names = [name for name, excess in wishes.items() if excess]
-    if not names:
-        return []
-    modes = ", ".join(sorted({wish.mode for excess in wishes.values() for wish in excess}))
-    shown = f"{', '.join(names[:LISTED_TASKS])}{', ...' if len(names) > LISTED_TASKS else ''}"
-    return [
-        f"{len(names)} of {len(tasks)} tasks ask for more network ({modes}) than"
-        f" service.sandbox.network grants ({most.mode}), and get no more ({shown})"
-    ]
-
-
 def _run_of(job: Job) -> RunConfig:
     """The run's config, with what files of the user are named from here. Raises ConfigError."""
     agent = str(job.run.get("agent", "native"))
@@ -169,7 +147,7 @@ def with_task_limits(run: RunConfig, tasks: Iterable[Task]) -> RunConfig:
             "run_s": task.data.get("agent_timeout_s") or 0.0,
             "eval_s": verifier_s and verifier_s + EVAL_START_S,
         }
-        if task.env == "harbor":
+        if "agent_timeout_s" in task.data:
             longest = {key: max(value, longest.get(key, 0.0)) for key, value in stated.items()}
     own = run.limits.model_dump(exclude_unset=True)
     limits = {**{key: value for key, value in longest.items() if value}, **own}

@@ -105,6 +105,7 @@ async def _follow(plan: JobPlan, running: Supervisor, quiet: bool) -> float:
     """Submit and wait for the end; returns the seconds that it took."""
     start = time.monotonic()
     client = client_of(running)
+    client.on_note = lambda note: None  # `plan.about` says it once, for all tasks
     creating = asyncio.ensure_future(asyncio.to_thread(_create, client, plan))
     done, _ = await asyncio.wait({creating}, timeout=NOTICE_AFTER_S)
     if not done and plan.run.renderer.model:

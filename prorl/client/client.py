@@ -110,6 +110,10 @@ class Client:
         self._credentials = credentials
         self._http_or_none, self._location, self._token = http, flight, token
         self._source: FlightSource | None = None
+        self.on_note: Callable[[str], object] = log.warning
+        """Takes what the service notes of submitted tasks: they ask for more network than it has
+        granted.
+        """
 
     def __enter__(self) -> Self:
         return self
@@ -151,7 +155,8 @@ class Client:
         each call a submission of its own (retries inside a call still add nothing). `last` says
         that no more will come, so that the run can finish; with no tasks it says that alone. To a
         run with `epochs` this is its dataset, sampled once it is whole; the answer has no groups.
-        Raises ConflictError for a used key with other content.
+        Raises ConflictError for a used key with other content. What the service notes of
+        the tasks goes to `on_note`.
         """
         if isinstance(tasks, str | Path | Mapping):
             raise UserError(
@@ -203,6 +208,8 @@ class Client:
             body = {"groups": chunk, "last": last and not following}
             answer = http.request("POST", "v1", "runs", run, "groups", body=body)
             answers.extend(answer["groups"])
+            for note in answer["notes"]:
+                self.on_note(note)
             chunk, last = following, last and bool(following)
         return answers
 

@@ -9,6 +9,7 @@ Each implements `prorl.protocols.Env`.
 | stem | python | multiple choice, quantities with units, short texts |
 | swe | bash, files | SWE-bench-shaped tests of a repository in a fresh sandbox |
 | harbor | bash | a Harbor task's own tests, in a fresh sandbox |
+| harbor_steps | bash | the same for tasks of several steps |
 | arith | python | exact match; short texts for small policies (`prorl.tasks.generated`) |
 | shop | price, python | exact match, after two or three calls that depend on each other |
 | repair | bash, files | hidden tests of a mended module, one of a few lines, in a fresh sandbox |
@@ -37,6 +38,7 @@ BUILT_IN: Mapping[str, str] = {
     "swe": "prorl.envs.swe:SweEnv",
     "stem": "prorl.envs.stem:StemEnv",
     "harbor": "prorl.envs.harbor:HarborEnv",
+    "harbor_steps": "prorl.envs.harbor.steps:HarborStepsEnv",
     "arith": "prorl.envs.arith:ArithEnv",
     "shop": "prorl.envs.arith:ShopEnv",
     "repair": "prorl.envs.repair:RepairEnv",

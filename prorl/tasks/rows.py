@@ -280,13 +280,17 @@ def _splits(path: Path) -> list[str]:
 # ---- Harbor's task folders
 
 
+TASK_FILES = ("task.toml", "task.yaml")
+"""Of Harbor, and of terminal-bench 1."""
+
+
 def task_folders(path: Path, depth: int = TASK_DEPTH) -> Iterator[Path]:
     """The task folders at or below a folder, in the order of their names.
 
     A folder that has the other parts of a task but no `task.toml` counts, so that it is reported.
     """
     has_parts = (path / "instruction.md").is_file() and (path / "tests").is_dir()
-    if has_parts or (path / "task.toml").is_file():
+    if has_parts or any((path / name).is_file() for name in TASK_FILES):
         yield path
     elif depth:
         for entry in sorted(os.scandir(path), key=lambda entry: entry.name):

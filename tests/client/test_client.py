@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -211,3 +212,19 @@ def test_a_service_that_starts_is_waited_for(tmp_path: Path) -> None:
         pytest.raises(UnavailableError, match="does not listen yet"),
     ):
         client.status()
+
+
+def test_tasks_that_ask_for_more_network_than_is_granted_are_noted_on_submission(
+    client: Client,
+) -> None:
+    client.create_run(run_id="network", delivery="store")
+    closed, *others = tasks(3)
+    public = [replace(task, data={**task.data, "network": "public"}) for task in others]
+    notes: list[str] = []
+    client.on_note = notes.append
+    client.submit("network", [closed, *public], n=1, key="k")
+    client.submit("network", [closed], n=1, key="other")
+    assert notes == [
+        "2 of 3 tasks ask for more network (public) than service.sandbox.network grants"
+        " (no-network), and get no more (t1, t2)"
+    ]

@@ -53,6 +53,7 @@ TASKS: dict[str, tuple[Task, ...]] = {
     "repair": tuple(load_tasks("repair:train?n=3&seed=3")),
     "swe": tuple(load_tasks(Path(__file__).with_name("swe_tasks.jsonl"))),
     "guest": (),  # its tasks bring programs: tests/agents/test_guest.py
+    "harbor_steps": (),
     "harbor": (),  # its tasks are folders with an image: tests/envs/test_harbor.py
     "noop": (),  # always 1, for benches
 }

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from prorl.envs import get_env
 from prorl.envs.harbor import HarborEnv
+from prorl.envs.harbor.steps import HarborStepsEnv
 from prorl.errors import RolloutError
 from prorl.sandbox.kinds import load
 from prorl.tasks import load_tasks
-from prorl.testing import Played, Replies, isolated, play, scripted, verify
+from prorl.testing import Played, Replies, Reply, isolated, play, scripted, verify
 from prorl.types import RolloutLimits, Task, ToolCall
-from tests.harbor_folders import TOML, make_folder
+from tests.harbor_folders import STEPS, STEPS_TOML, TERMINAL_BENCH, TOML, make_folder
 from tests.sandbox import small_image
 from tests.sandbox.conftest import IMAGE_KINDS, short_folder
 
@@ -36,10 +39,10 @@ def image() -> Iterator[Path]:
         yield image
 
 
-def _task(folder: Path, image: Path, test: str, toml: str = TOML, **parts: str) -> Task:
+def _task(folder: Path, image: Path, test: str, toml: str = TOML, **parts: str | None) -> Task:
     text = toml.replace("[environment]\n", f'[environment]\ndocker_image = "{image}"\n')
     script = f"#!/bin/bash\n{test}\n"
-    make_folder(folder / "task", **{"task.toml": text, "tests/test.sh": script, **parts})
+    make_folder(folder / "task", **{**parts, "task.toml": text, "tests/test.sh": script})
     (task,) = load_tasks(folder / "task")
     return task
 
@@ -198,6 +201,70 @@ async def test_cheats_that_pay_in_the_agents_own_sandbox_are_those_of_the_docs(
     limits = RolloutLimits(artifact_mb=0)
     played = await play(env, task, Replies(call, "done"), boxes=boxes, limits=limits)
     assert played.reward == (name in PAYING), played.score.log
+
+
+STEP_CHECK = (
+    '[ "$(< sum.txt)" = "$(< /tests/expected)" ] && r=1 || r=0; echo $r > /logs/verifier/reward.txt'
+)
+
+
+@pytest.mark.parametrize(
+    ("answers", "toml", "reward"),
+    [
+        ((5, 7), "", 1.0),
+        ((5, 6), "", 0.5),
+        ((6, 7), "", 0.5),
+        ((6, 7), 'multi_step_reward_strategy = "final"\n', 1.0),
+        ((5, 6), 'multi_step_reward_strategy = "final"\n', 0.0),
+        ((6,), "min_reward", 0.0),
+        ((5, 7), "min_reward", 1.0),
+        (("5; rm -rf /logs; echo > /logs; echo 5",), "", 0.0),
+    ],
+)
+async def test_each_step_has_its_tests_and_its_instruction(
+    tmp_path: Path, image: Path, answers: tuple[int | str, ...], toml: str, reward: float
+) -> None:
+    """The first step is judged where the agent works, the last one in a fresh sandbox; with less
+    than `min_reward` no further one is played.
+    """
+    least = "min_reward = 0.5\n" if toml == "min_reward" else ""
+    steps = STEPS_TOML.replace('"one"\n', f'"one"\n{least}')
+    setup = {"steps/two/workdir/setup.sh": "[ ! -e /tests ] && touch ready\n"}
+    steps = steps.replace('"two"\n', '"two"\nhealthcheck = {command = "test -e ready"}\n')
+    text = toml.replace("min_reward", "") + TOML + steps
+    task = _task(tmp_path, image, STEP_CHECK, text, **{**STEPS, **setup})
+    env, boxes = HarborStepsEnv(), isolated("pyns")
+    await verify(env, task, boxes=boxes)
+    replies: list[Reply] = []
+    for answer in answers:
+        replies += [ToolCall("bash", {"command": f"echo {answer} > sum.txt"}), "done"]
+    played = await play(env, task, Replies(*replies), boxes=boxes)
+    assert played.reward == reward, played.score.log
+    prompts = [each.content for each in played.trajectory.messages if each.role == "user"]
+    assert prompts == ["Write 5 into sum.txt.", "Write 7 into sum.txt."][: len(answers)]
+
+
+@pytest.mark.parametrize("parts", [STEPS, TERMINAL_BENCH])
+async def test_the_reference_of_steps_and_of_terminal_bench_scores_1(
+    tmp_path: Path, image: Path, parts: dict[str, str | None]
+) -> None:
+    toml = {} if parts is TERMINAL_BENCH else {"task.toml": TOML + STEPS_TOML}
+    make_folder(tmp_path / "task", **{**parts, **toml})
+    (task,) = load_tasks(tmp_path / "task")
+    task = replace(task, data={**task.data, "image": str(image)})
+    env, boxes = get_env(task.env), isolated("pyns")
+    await verify(env, task, boxes=boxes)
+    played = await play(env, task, scripted("oracle", env), boxes=boxes)
+    assert played.reward == 1, (played.outputs, played.score.log)
+    assert (await play(env, task, Replies("done", "done"), boxes=boxes)).reward == 0
+
+
+async def test_files_beside_a_named_image_are_put_into_its_first_folder(
+    tmp_path: Path, image: Path
+) -> None:
+    parts = {"environment/Dockerfile": None, "environment/data/given.txt": "5\n"}
+    task = _task(tmp_path, image, TXT, **parts)
+    assert (await _play(task, "cat data/given.txt > sum.txt")).reward == 1
 
 
 async def test_only_artifacts_cross_to_a_separate_verifier(tmp_path: Path, image: Path) -> None:

@@ -210,8 +210,8 @@ def test_a_folder_is_packed_up_to_its_bounds(
         case "loop":
             (folder / "itself").symlink_to("itself")
     if not refusal:
-        assert harbor._packed(folder)
+        assert harbor._packed([(folder, ".")])
         return
     with pytest.raises(Exception, match=refusal) as caught:
-        harbor._packed(folder)
+        harbor._packed([(folder, ".")])
     assert str(folder) in str(caught.value)

@@ -14,7 +14,7 @@ from prorl.errors import TaskError
 from prorl.network_policy import network_of, read_network
 from prorl.tasks import read_tasks
 from prorl.types import Json, Stage
-from tests.harbor_folders import TOML, make_folder
+from tests.harbor_folders import STEPS, STEPS_TOML, TERMINAL_BENCH, TOML, make_folder
 
 SERVICES = "services:\n  main: {build: .}\n"
 
@@ -112,7 +112,7 @@ FAST = "1"
         "/app/model",
     ]
     verifier = task.data["verifier"]
-    assert (verifier["image"], verifier["has_tests"]) == (task.data["image"], False)
+    assert (verifier["image"], verifier["tests"]) == (task.data["image"], [["tests", "."]])
     assert (verifier["environment"], verifier["variables"]) == (
         {"LEVEL": "3"},
         {"SIDE": "verifier"},
@@ -123,7 +123,7 @@ FAST = "1"
     )
     (task,) = read_tasks(folder).tasks
     assert task.data["verifier"]["image"] == f"dockerfile:{folder / 'tests'}"
-    assert task.data["verifier"]["has_tests"]
+    assert task.data["verifier"]["tests"] == []
 
 
 ALLOWED = 'network_mode = "allowlist"\nallowed_hosts = ["PyPI.org", "*.example.org"]'
@@ -227,7 +227,52 @@ def test_what_has_no_effect_is_reported_once_for_all_tasks(
             {"task.toml": TOML + '[verifier.env]\nKEY = "${API_KEY}"\n'},
             "needs the host's variable API_KEY",
         ),
-        ({"task.toml": TOML + '[[steps]]\nname = "first"\n'}, "[[steps]]: not supported"),
+        ({"task.toml": TOML + STEPS_TOML}, "steps.name = 'one'; expected a folder steps/one"),
+        (
+            {**STEPS, "task.toml": TOML + STEPS_TOML.replace("two", "one")},
+            "steps are called one, one; expected a name for each",
+        ),
+        ({**STEPS, "task.toml": TOML + STEPS_TOML.replace("two", "../x")}, "`steps.1.name`"),
+        (
+            {**STEPS, "task.toml": TOML + STEPS_TOML, "steps/two/instruction.md": None},
+            "no steps/two/instruction.md",
+        ),
+        (
+            {**STEPS, "task.toml": TOML + STEPS_TOML, "tests/test.sh": None},
+            "no tests/test.sh",
+        ),
+        (
+            {**STEPS, "task.toml": _toml('environment_mode = "separate"', "verifier") + STEPS_TOML},
+            "a separate verifier with [[steps]]: not supported",
+        ),
+        (
+            {
+                **STEPS,
+                "task.toml": f'{TOML}{STEPS_TOML}[steps.agent]\nnetwork_mode = "public"\n',
+            },
+            "a network of its own in the step 'two': not supported",
+        ),
+        ({**TERMINAL_BENCH, "task.yaml": "a: [\n"}, "task.yaml cannot be read"),
+        ({**TERMINAL_BENCH, "task.yaml": "words\n"}, "task.yaml holds 'words'"),
+        ({**TERMINAL_BENCH, "task.yaml": "a: 1\n"}, "task.yaml: no `instruction`"),
+        (
+            {**TERMINAL_BENCH, "task.yaml": "instruction: x\nmax_test_timeout_sec: -1\n"},
+            "`max_test_timeout_sec` = -1; expected more than 0",
+        ),
+        (
+            {**TERMINAL_BENCH, "task.yaml": "instruction: x\nparser_name: swelancer\n"},
+            "parser_name = 'swelancer': not supported",
+        ),
+        ({**TERMINAL_BENCH, "run-tests.sh": None}, "no run-tests.sh"),
+        ({**TERMINAL_BENCH, "Dockerfile": None}, "no Dockerfile"),
+        (
+            {**TERMINAL_BENCH, "docker-compose.yaml": "services: {client: {}, server: {}}\n"},
+            "docker-compose.yaml starts client, server: not supported",
+        ),
+        (
+            {**TERMINAL_BENCH, "docker-compose.yaml": "services: {a: {build: ./client}}\n"},
+            "build.context = './client': not supported",
+        ),
         (
             {
                 "task.toml": _toml(
@@ -339,3 +384,21 @@ def test_a_run_has_the_time_limits_of_its_tasks_unless_it_states_its_own(tmp_pat
     limits = with_task_limits(own, tasks).limits
     assert (limits.run_s, limits.eval_s) == (7, 960)
     assert with_task_limits(own, []) == own
+
+
+def test_a_task_of_steps_and_one_of_terminal_bench_have_the_time_limits_of_their_parts(
+    tmp_path: Path,
+) -> None:
+    """The tests of a step behind which another one follows run in the agent's time."""
+    toml = f"{TOML}{STEPS_TOML}[steps.verifier]\ntimeout_sec = 9\n[steps.agent]\ntimeout_sec = 7\n"
+    make_folder(tmp_path / "steps", **{**STEPS, "task.toml": toml})
+    make_folder(tmp_path / "terminal", **TERMINAL_BENCH)
+    steps, terminal = read_tasks(tmp_path).tasks
+    assert (steps.env, steps.prompt) == ("harbor_steps", "Write 5 into sum.txt.")
+    assert steps.data["agent_timeout_s"] == 120 + 60.5 + 7
+    assert steps.data["verifier"]["timeout_s"] == 60.5 + 9
+    assert (terminal.env, terminal.prompt) == ("harbor", "Write 5 into sum.txt.")
+    assert terminal.data["image"] == f"dockerfile:{tmp_path / 'terminal'}"
+    assert terminal.data["environment"] == {"TEST_DIR": "/tests", "SIDE": "agent"}
+    assert terminal.data["agent_timeout_s"] == 360
+    assert terminal.data["verifier"]["timeout_s"] == 30

@@ -12,7 +12,6 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from prorl.cli.built import build_images, missing, recipes_of
-from prorl.cli.job import ungranted_network
 from prorl.cli.options import Flag, JsonList
 from prorl.cli.output import answer, clean, note
 from prorl.cli.settings import absolute_env, registry_root, sandbox_environment
@@ -20,6 +19,7 @@ from prorl.envs.base import BaseEnv
 from prorl.envs.tools import call_problem
 from prorl.envs.users import GetEnv, env_by_name, open_env, reference_of
 from prorl.errors import NoReferenceError, RolloutError, UserError
+from prorl.network_policy import ungranted_network
 from prorl.protocols import Env, Sandbox, SandboxHost
 from prorl.sandbox.node.probe import choose
 from prorl.sandbox.spawn import spawned

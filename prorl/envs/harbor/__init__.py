@@ -22,7 +22,7 @@ import json
 import math
 import shlex
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from typing import Any
 from prorl.config.host_variables import filled, masked
 from prorl.envs.base import BaseEnv, Solution
 from prorl.envs.harbor import inside
-from prorl.envs.harbor.reward import NoRewardError, parts_of
+from prorl.envs.harbor.reward import NoRewardError, parts_of, parts_of_summary
 from prorl.envs.tools import BASH, cut_short, field_error, text_field
 from prorl.errors import (
     GraderError,
@@ -46,6 +46,7 @@ from prorl.protocols import Sandbox
 from prorl.types import (
     IMAGE_WORKDIR,
     FailureCode,
+    Json,
     RewardPart,
     SandboxSpec,
     Score,
@@ -136,10 +137,11 @@ class HarborEnv(BaseEnv):
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
         """Wait until the image is healthy, then mark the time. Raises TaskError, SandboxError."""
         assert sandbox is not None
-        await _wait_until_healthy(task, sandbox)
+        await wait_until_healthy(task, sandbox, task.data.get("healthcheck"))
         done = await sandbox.exec(["bash", "-c", inside.START], STEP_S)
         if done.exit_code != 0:
             raise field_error(task, f"its image cannot be written over: {done.output[-200:]}")
+        await put_files(task, sandbox, task.data.get("workdir_files"), ".")
 
     async def pack(self, task: Task, sandbox: Sandbox, max_bytes: int) -> bytes | None:
         """The packed changes, or the declared artifacts where the verifier is separate.
@@ -171,6 +173,8 @@ class HarborEnv(BaseEnv):
         leave no reward.
         """
         problem = ""
+        if not task.data["verifier"]["image"]:
+            await put_files(task, sandbox, task.data.get("workdir_files"), ".")
         try:
             await _run_verifier(task, b"", sandbox, deadline)
         except NoRewardError as error:
@@ -185,9 +189,9 @@ class HarborEnv(BaseEnv):
         """The verifier's rewards. Raises GraderError, SandboxError, RolloutError."""
         assert sandbox is not None
         try:
-            parts, log = await _judge(task, artifact, sandbox, deadline)
+            parts, log = await judge(task, artifact, sandbox, deadline)
         except NoRewardError as error:
-            return self._without_reward(task, error)
+            return self.without_reward(task, error)
         return Score(parts=parts, log=log[-LOG_CHARS:])
 
     async def score_in_place(
@@ -198,7 +202,7 @@ class HarborEnv(BaseEnv):
         """
         try:
             if not task.data["verifier"]["image"]:
-                parts, log = await _judge(task, b"", sandbox, deadline)
+                parts, log = await judge(task, b"", sandbox, deadline)
                 log = f"judged in the agent's own sandbox\n{log}"
             else:
                 limit_s = deadline.remaining_s / 2
@@ -206,16 +210,16 @@ class HarborEnv(BaseEnv):
                 if artifact is None:
                     limit = f"{MAX_ARTIFACTS_BYTES >> 20} MiB in {limit_s:.0f} s"
                     raise NoRewardError(f"its artifacts cannot be packed into {limit}")
-                parts, log = await _judge(task, artifact, fresh, deadline)
+                parts, log = await judge(task, artifact, fresh, deadline)
         except NoRewardError as error:
-            return self._without_reward(task, error)
+            return self.without_reward(task, error)
         except SandboxError as error:
             if error.code is not FailureCode.SANDBOX_BROKEN:
                 raise
-            return self._without_reward(task, NoRewardError(error.message))
+            return self.without_reward(task, NoRewardError(error.message))
         return Score(parts=parts, log=log[-LOG_CHARS:])
 
-    def _without_reward(self, task: Task, error: NoRewardError) -> Score:
+    def without_reward(self, task: Task, error: NoRewardError) -> Score:
         """Reward 0 where the tests leave a reward on the untouched image. Raises GraderError."""
         problem = self._untouched.get(_key(task), "they were not tried there")
         if problem:
@@ -225,33 +229,28 @@ class HarborEnv(BaseEnv):
         return Score(parts=(zero,), log=f"reward 0, since {error}"[-LOG_CHARS:])
 
     def reference(self, task: Task) -> Solution:
-        """Copy solution/ to /solution and run solve.sh. Raises NoReferenceError, TaskError.
+        """Copy the solution to /solution and run solve.sh. Raises NoReferenceError, TaskError.
 
         The command names the solution by its digest, which only its owner can know: its files go
         into the sandbox beside the policy's tokens (`call`).
         """
-        folder = _solution(task)
-        if not (folder / "solve.sh").is_file():
+        if not task.data["solution"]:
             raise NoReferenceError(f"task {task.task_id!r} has no solution/solve.sh")
-        command = f"{SOLVE}{_digest(folder)}"
-        return Solution((ToolCall("bash", {"command": command}),), "It is done.")
+        call = ToolCall("bash", {"command": solve_command(task)})
+        return Solution((call,), "It is done.")
 
     async def call(
         self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
     ) -> ToolResult:
         """Run a tool in the sandbox; the reference's command with the solution's files."""
         command = str(call.arguments.get("command")) if call.name == BASH.name else ""
-        if command.startswith(SOLVE) and sandbox is not None:
-            digest = await asyncio.to_thread(_digest, _solution(task))
-            if command == f"{SOLVE}{digest}":
-                return await self._solve(task, sandbox, timeout_s)
+        if sandbox is not None and await is_solution(task, command):
+            return await self.solve(task, sandbox, timeout_s)
         return await super().call(task, sandbox, call, timeout_s)
 
-    async def _solve(self, task: Task, sandbox: Sandbox, timeout_s: float) -> ToolResult:
-        await sandbox.put(inside.PACK, await asyncio.to_thread(_packed, _solution(task)))
-        done = await sandbox.exec(inside.unpack_argv("/solution", is_agents=False), STEP_S)
-        if done.exit_code != 0 or done.timed_out:
-            return done
+    async def solve(self, task: Task, sandbox: Sandbox, timeout_s: float) -> ToolResult:
+        """Run the reference solution."""
+        await put_files(task, sandbox, task.data["solution"], "/solution")
         variables = task.data.get("solution_environment") or {}
         command = f"chmod +x /solution/solve.sh; ({_exports(variables)}/solution/solve.sh)"
         call = ToolCall(BASH.name, {"command": command})
@@ -259,16 +258,21 @@ class HarborEnv(BaseEnv):
         return replace(done, output=masked(done.output, variables))
 
 
-def _solution(task: Task) -> Path:
-    return Path(text_field(task, "folder")) / "solution"
-
-
-def _digest(folder: Path) -> str:
-    """Of all that the files of a folder hold."""
+def solve_command(task: Task) -> str:
+    """The command for which a task's reference solution is run."""
     whole = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        whole.update(hashlib.sha256(path.read_bytes()).digest())
-    return whole.hexdigest()
+    for path, _ in _paths_of(task, task.data["solution"]):
+        files = path.rglob("*") if path.is_dir() else [path]
+        for file in sorted(file for file in files if file.is_file()):
+            whole.update(hashlib.sha256(file.read_bytes()).digest())
+    return f"{SOLVE}{whole.hexdigest()}"
+
+
+async def is_solution(task: Task, command: str) -> bool:
+    """Tells whether a command stands for the task's reference solution."""
+    if not command.startswith(SOLVE) or not task.data["solution"]:
+        return False
+    return command == await asyncio.to_thread(solve_command, task)
 
 
 def _key(task: Task) -> tuple[str, str]:
@@ -284,9 +288,8 @@ def _exports(variables: Mapping[str, str]) -> str:
     return "".join(f"export {name}={shlex.quote(text)}; " for name, text in values.items())
 
 
-async def _wait_until_healthy(task: Task, sandbox: Sandbox) -> None:
-    """Run the healthcheck as Docker does: failures in the start period do not count."""
-    check = task.data.get("healthcheck")
+async def wait_until_healthy(task: Task, sandbox: Sandbox, check: Json) -> None:
+    """Run a healthcheck as Docker does: failures in the start period do not count."""
     if not check:
         return
     failures, starting = 0, Deadline(check["start_period_sec"])
@@ -309,7 +312,7 @@ class StepError(GraderError):
     """A program of ours failed in the verifier's sandbox."""
 
 
-async def _judge(
+async def judge(
     task: Task, artifact: bytes, sandbox: Sandbox, deadline: Deadline
 ) -> tuple[tuple[RewardPart, ...], str]:
     """`_run_verifier` where the agent's work lies: that our programs fail there is its doing, for
@@ -334,9 +337,9 @@ async def _run_verifier(
         limit_s = max(STEP_S, deadline.remaining_s)  # no agent's work is too much to be unpacked
         notes = (await _unpack(sandbox, artifact, "/", limit_s, is_agents=True)).output
     await _step(sandbox, ["bash", "-c", inside.CLEAR])
-    if not verifier["has_tests"]:
-        packed = await asyncio.to_thread(_packed, Path(text_field(task, "folder")) / "tests")
-        await _unpack(sandbox, packed, "/tests", STEP_S, is_agents=False)
+    if verifier["image"] and verifier["tests"]:
+        await put_files(task, sandbox, task.data.get("workdir_files"), ".")
+    await put_files(task, sandbox, verifier["tests"], "/tests")
     limit_s = min(float(verifier["timeout_s"]), deadline.remaining_s)
     script = f"{_exports(verifier['environment'])}{inside.TEST}"
     done = await sandbox.exec(["bash", "-c", script], limit_s)
@@ -346,7 +349,8 @@ async def _run_verifier(
     log = masked(f"{notes}{files.pop('log', '')}", verifier["environment"])
     if done.timed_out:
         raise NoRewardError(f"the verifier did not end in {limit_s:g} s")
-    return parts_of(files), log
+    reads_summary = verifier.get("reads_summary", False)
+    return (parts_of_summary if reads_summary else parts_of)(files), log
 
 
 def _read_files(output: str) -> dict[str, str]:
@@ -361,6 +365,21 @@ def _read_files(output: str) -> dict[str, str]:
         text = f"the reward files cannot be read: {output[:300]}"
         raise StepError(FailureCode.GRADER_ERROR, text)
     return files
+
+
+def _paths_of(task: Task, files: Json) -> list[tuple[Path, str]]:
+    """Files and folders of a task, and what they are called where they are put: `.` stands for the
+    target itself. Later ones are put over earlier ones.
+    """
+    folder = Path(text_field(task, "folder"))
+    return [(folder / source, name) for source, name in files or ()]
+
+
+async def put_files(task: Task, sandbox: Sandbox, files: Json, target: str) -> None:
+    """Copy files of the task into a folder of the sandbox. Raises as `_packed` and `_step`."""
+    if paths := _paths_of(task, files):
+        packed = await asyncio.to_thread(_packed, paths)
+        await _unpack(sandbox, packed, target, STEP_S, is_agents=False)
 
 
 async def _unpack(
@@ -391,8 +410,8 @@ class _Pack(io.BytesIO):
         return super().write(data)
 
 
-def _packed(folder: Path) -> bytes:
-    """A folder of the task as a pack. Raises TaskError, RolloutError."""
+def _packed(paths: Sequence[tuple[Path, str]]) -> bytes:
+    """Files and folders of a task as a pack. Raises TaskError, RolloutError."""
     buffer, num_bytes, num_entries = _Pack(), 0, 0
 
     def count(entry: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -409,11 +428,12 @@ def _packed(folder: Path) -> bytes:
             info = tarfile.TarInfo(".prorl-meta.json")
             info.size = 2
             tar.addfile(info, io.BytesIO(b"{}"))
-            tar.add(folder, arcname=".", filter=count)
+            for path, name in paths:
+                tar.add(path, arcname=name, filter=count)
     except TaskError as error:
         hint = "put what is large into the image"
-        raise TaskError(f"{folder} has {error}", "less", hint) from None
+        raise TaskError(f"{path} has {error}", "less", hint) from None
     except OSError as error:
-        text = f"{folder} cannot be read on this node: {error.strerror}"
+        text = f"{path} cannot be read on this node: {error.strerror}"
         raise RolloutError(FailureCode.BAD_TASK, text) from error
     return buffer.getvalue()

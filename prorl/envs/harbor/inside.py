@@ -193,6 +193,14 @@ for name in ("reward.json", "reward.txt"):
         pass
 try:
     with open("/logs/verifier/test-stdout.txt", "rb") as file:
+        counts = {"passed": 0, "failed": 0}
+        while line := file.readline(10000):
+            word = line.partition(b" ")[0]
+            if b"short test summary info" in line:
+                counts = {"passed": 0, "failed": 0}
+            counts["passed"] += word == b"PASSED"
+            counts["failed"] += word in (b"FAILED", b"ERROR")
+        found.update({name: str(number) for name, number in counts.items()})
         file.seek(max(0, os.fstat(file.fileno()).st_size - 4000))
         found["log"] = file.read().decode("utf-8", "replace")
 except OSError:
@@ -211,6 +219,8 @@ CLEAR = (
     "mkdir -p /logs/verifier /logs/agent /logs/artifacts /tests"
     " && rm -rf /logs/verifier/reward.txt /logs/verifier/reward.json"
 )
+FORGET = "rm -rf /tests /logs/verifier && mkdir -p /logs/verifier"
+"""Between two steps of a task: the next one sees nothing of the tests before it."""
 
 
 def pack_argv(sources: list[dict[str, Any]], max_bytes: int, *, is_changes: bool) -> list[str]:
@@ -227,7 +237,9 @@ def unpack_argv(target: str, *, is_agents: bool) -> list[str]:
 
 
 def reward_argv() -> list[str]:
-    """Prints the reward files and the end of the tests' output as JSON."""
+    """Prints the reward files, how many tests passed and failed by pytest's last summary, and the
+    end of the tests' output, as JSON.
+    """
     return [*PYTHON, _READ_REWARD]
 
 

@@ -40,6 +40,16 @@ def parts_of(files: Mapping[str, str]) -> tuple[RewardPart, ...]:
     )
 
 
+def parts_of_summary(files: Mapping[str, str]) -> tuple[RewardPart, ...]:
+    """1 where pytest's summary has passed tests and no other, as terminal-bench 1 reads it. Raises
+    NoRewardError where it has none.
+    """
+    num_passed, num_failed = (int(files.get(name, "0")) for name in ("passed", "failed"))
+    if not num_passed + num_failed:
+        raise NoRewardError("the tests printed no line that begins with PASSED or FAILED")
+    return (RewardPart(name=TRAINS, value=float(not num_failed)),)
+
+
 def _read_json(text: str) -> dict[str, float]:
     try:
         values = json.loads(text)

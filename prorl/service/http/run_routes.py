@@ -16,6 +16,7 @@ from prorl.config.validation import explain
 from prorl.errors import UnavailableError, UserError
 from prorl.net.bearer import TokenGrant
 from prorl.net.tls import Caller
+from prorl.network_policy import ungranted_network
 from prorl.service import shapes
 from prorl.service.core.candidates import CheckTask, GroupsBody
 from prorl.service.core.recover import closed_runs
@@ -140,10 +141,14 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         groups = [views.AcceptedGroup.model_validate(group) for group, _ in accepted]
         for view, (_, created) in zip(groups, accepted, strict=True):
             view.created = created
-        return reply(
-            views.Accepted(run_id=run_id, groups=groups, tasks=run.dataset.num_tasks),
-            202 if fresh else 200,
+        most = gateway.config.sandbox.network.most
+        answer = views.Accepted(
+            run_id=run_id,
+            groups=groups,
+            tasks=run.dataset.num_tasks,
+            notes=ungranted_network((group.task for group in body.groups), most),
         )
+        return reply(answer, 202 if fresh else 200)
 
     @app.post("/v1/runs/{run_id}/pause", response_model=views.RunView)
     async def pause_run(run_id: str) -> Response:

@@ -223,6 +223,8 @@ class Accepted(TypedDict):
     groups: list[AcceptedGroup]
     tasks: int
     """Of the dataset of a run that feeds itself."""
+    notes: list[str]
+    """What people should hear of these tasks: that they ask for more network than they get."""
 
 
 class EdgeView(TypedDict):

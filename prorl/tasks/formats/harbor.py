@@ -10,19 +10,28 @@ key that has no effect is kept in `data.deviations`, which `TaskSet.deviations` 
 
 from __future__ import annotations
 
-import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
 
-from prorl.config import host_variables
 from prorl.config.validation import explain
 from prorl.errors import TaskError
 from prorl.network_policy import NO_NETWORK, read_network
 from prorl.tasks.formats import Format, Row
+from prorl.tasks.formats.harbor_folder import (
+    COMPOSE,
+    CONFIG,
+    check_links,
+    check_services,
+    check_tests,
+    read_instruction,
+    read_variables,
+    unsupported,
+)
+from prorl.tasks.formats.harbor_steps import with_steps
 from prorl.tasks.formats.harbor_toml import (
     Artifact,
     Environment,
@@ -30,13 +39,11 @@ from prorl.tasks.formats.harbor_toml import (
     TaskToml,
     unknown_keys,
 )
+from prorl.tasks.formats.terminal_bench import is_terminal_bench, read_terminal_bench
 from prorl.types import DOCKER, DOCKERFILE, Json, Task
 
-CONFIG = "task.toml"
 VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4")
 MIB = 1 << 20
-COMPOSE = "docker-compose.yaml"
-"""The only name by which Harbor reads services; `docker-compose.yml` is a file like any other."""
 ARTIFACTS = "/logs/artifacts"
 """Harbor collects this folder of the agent's environment in every task."""
 
@@ -47,36 +54,40 @@ _SECTIONS = ("task", "metadata", "verifier", "agent", "environment", "solution")
 def read_folder(row: Row, index: int) -> Task:
     """The task of a row `{"harbor_folder": PATH}`. Raises TaskError."""
     folder = Path(row["harbor_folder"]).absolute()
+    if is_terminal_bench(folder):
+        return read_terminal_bench(folder)
     config = _config(folder)
     _check_supported(folder, config)
     environment, verifier = config.environment, config.verifier
-    verifier_image, has_tests = _verifier_image(folder, config)
-    _check_tests(folder, has_tests)
-    for name in ("environment", "tests", "solution"):
-        _check_links(folder, folder / name)
-    return Task(
+    verifier_image, tests = _verifier_image(folder, config)
+    if tests and not config.steps:
+        check_tests(folder / "tests")
+    for name in ("environment", "tests", "solution", "steps"):
+        check_links(folder, folder / name)
+    task = Task(
         task_id=config.task.name if config.task else folder.name,
         env="harbor",
-        prompt=_instruction(folder),
+        prompt="" if config.steps else read_instruction(folder),
         data_source=folder.parent.name,
         data={
             "folder": str(folder),
             "image": _image(folder, environment),
+            "workdir_files": _workdir_files(folder, environment),
             "build_timeout_s": environment.build_timeout_sec,
             "workdir": environment.workdir or "",
-            "environment": _variables("environment.env", environment.env),
+            "environment": read_variables("environment.env", environment.env),
             "healthcheck": environment.healthcheck and environment.healthcheck.model_dump(),
             "sandbox": _resources(environment),
             "network": _network(config),
             "agent_timeout_s": config.agent.timeout_sec,
             "verifier": {
                 "image": verifier_image,
-                "has_tests": has_tests,
+                "tests": tests,
                 "timeout_s": verifier.timeout_sec,
-                "environment": _variables("verifier.env", verifier.env, is_hosts=True),
+                "environment": read_variables("verifier.env", verifier.env, is_hosts=True),
                 "workdir": (verifier.environment and verifier.environment.workdir) or "",
                 "sandbox": _resources(verifier.environment or environment),
-                "variables": _variables(
+                "variables": read_variables(
                     "verifier.environment.env",
                     verifier.environment.env if verifier.environment else environment.env,
                 ),
@@ -86,10 +97,14 @@ def read_folder(row: Row, index: int) -> Task:
                 {"command": hook.command, "timeout_s": hook.timeout_sec}
                 for hook in verifier.collect
             ],
-            "solution_environment": _variables("solution.env", config.solution.env, is_hosts=True),
+            "solution": [["solution", "."]] if (folder / "solution/solve.sh").is_file() else [],
+            "solution_environment": read_variables(
+                "solution.env", config.solution.env, is_hosts=True
+            ),
             "deviations": list(_deviations(folder, config)),
         },
     )
+    return with_steps(task, folder, config) if config.steps else task
 
 
 # ---- task.toml
@@ -127,10 +142,8 @@ def _config(folder: Path) -> TaskToml:
 def _check_supported(folder: Path, config: TaskToml) -> None:
     """Raise TaskError for what would need another judge or another machine than we have."""
     environment, verifier = config.environment, config.verifier
-    if config.steps:
-        raise _unsupported("[[steps]]", "a task of one step")
     if (folder / "trajectory.json").exists():
-        raise _unsupported("trajectory.json, a conversation to go on with", "a task without it")
+        raise unsupported("trajectory.json, a conversation to go on with", "a task without it")
     if verifier.environment_mode == "shared" and verifier.environment is not None:
         raise TaskError(
             f"{CONFIG}: verifier.environment_mode is shared beside [verifier.environment]",
@@ -138,7 +151,7 @@ def _check_supported(folder: Path, config: TaskToml) -> None:
         )
     for hook in verifier.collect:
         if hook.service != "main":
-            raise _unsupported(f"[[verifier.collect]] in the service {hook.service!r}", "main")
+            raise unsupported(f"[[verifier.collect]] in the service {hook.service!r}", "main")
     for place, each in (
         ("environment", environment),
         ("verifier.environment", verifier.environment),
@@ -146,67 +159,18 @@ def _check_supported(folder: Path, config: TaskToml) -> None:
         if each is None:
             continue
         if each.os.lower() != "linux":
-            raise _unsupported(f"{place}.os = {each.os!r}", "linux")
+            raise unsupported(f"{place}.os = {each.os!r}", "linux")
         if each.gpus or each.tpu:
-            raise _unsupported(f"a GPU or TPU in [{place}]", "gpus = 0")
+            raise unsupported(f"a GPU or TPU in [{place}]", "gpus = 0")
         if each.mcp_servers:
-            raise _unsupported(f"{place}.mcp_servers", "mcp_servers = []")
+            raise unsupported(f"{place}.mcp_servers", "mcp_servers = []")
         if each.workdir and not each.workdir.startswith("/"):
             raise TaskError(f"{CONFIG}: {place}.workdir = {each.workdir!r}", "an absolute path")
     for name in ("environment", "tests"):
-        _check_services(folder / name / COMPOSE)
-
-
-def _unsupported(what: str, expected: str) -> TaskError:
-    return TaskError(f"{what}: not supported", expected, "leave the task out with --skip-invalid")
-
-
-def _check_services(path: Path) -> None:
-    """Raise TaskError where a compose file starts another service than `main`."""
-    if not path.is_file():
-        return
-    import yaml  # here: the client alone, which reads other formats, has no YAML
-
-    where = f"{path.parent.name}/{COMPOSE}"
-    try:
-        values = yaml.safe_load(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise TaskError(f"{where} cannot be read: {reason}", "a compose file in YAML") from None
-    services = values.get("services") if isinstance(values, dict) else None
-    if not isinstance(services, dict):
-        raise TaskError(f"{where} has no services", "`services:` with `main`")
-    if others := sorted(set(services) - {"main"}):
-        raise _unsupported(
-            f"{where} starts {', '.join(map(str, others))}", "the service main alone"
-        )
+        check_services(folder / name / COMPOSE)
 
 
 # ---- parts of a task
-
-
-def _instruction(folder: Path) -> str:
-    """Returns what the agent is asked. Leading comments that carry a canary are the author's mark
-    for crawlers, and Harbor leaves them out, too.
-    """
-    try:
-        lines = (folder / "instruction.md").read_text().split("\n")
-    except FileNotFoundError:
-        raise TaskError("no instruction.md", "instruction.md with the agent's task") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"instruction.md cannot be read: {error}", "a text in UTF-8") from None
-    while lines and _is_canary(lines[0].strip().lower()):
-        lines.pop(0)
-    text = "\n".join(lines).strip("\n")
-    if not text.strip():
-        raise TaskError("instruction.md is empty", "the agent's task")
-    return text
-
-
-def _is_canary(line: str) -> bool:
-    """Returns whether a line of lower case is a comment that speaks of a canary."""
-    is_comment = line.startswith("#") or (line.startswith("<!--") and line.endswith("-->"))
-    return is_comment and "canary" in line
 
 
 def _image(folder: Path, environment: Environment) -> str:
@@ -224,21 +188,27 @@ def _named_image(name: str) -> str:
     return name if name.startswith("/") else f"{DOCKER}{name.removeprefix(DOCKER)}"
 
 
-def _verifier_image(folder: Path, config: TaskToml) -> tuple[str, bool]:
-    """The verifier's own image, empty where it is the agent's, and whether that holds the tests."""
+def _workdir_files(folder: Path, environment: Environment) -> list[list[str]]:
+    """What is put into the first folder of an image that is named: Harbor copies `environment/`
+    there where it has nothing to build.
+    """
+    own = folder / "environment"
+    is_built = any((own / name).exists() for name in ("Dockerfile", COMPOSE))
+    has_files = bool(environment.docker_image) and own.is_dir() and any(own.iterdir())
+    return [["environment", "."]] if has_files and not is_built else []
+
+
+def _verifier_image(folder: Path, config: TaskToml) -> tuple[str, list[list[str]]]:
+    """The verifier's own image, empty where it is the agent's, and the tests to put into it."""
+    tests = [["tests", "."]]
     if not config.verifier.is_separate:
-        return "", False
+        return "", tests
     own = config.verifier.environment
     if own is not None and own.docker_image:
-        return _named_image(own.docker_image), True
+        return _named_image(own.docker_image), []
     if (folder / "tests" / "Dockerfile").is_file():
-        return f"{DOCKERFILE}{folder / 'tests'}", True
-    return _image(folder, config.environment), False
-
-
-def _check_tests(folder: Path, in_image: bool) -> None:
-    if not in_image and not (folder / "tests" / "test.sh").is_file():
-        raise TaskError("no tests/test.sh", "the script that writes the reward")
+        return f"{DOCKERFILE}{folder / 'tests'}", []
+    return _image(folder, config.environment), tests
 
 
 def _resources(environment: Environment) -> dict[str, Json]:
@@ -282,57 +252,17 @@ def _stated_network(place: str, keys: Environment | HarborPhase) -> dict[str, Js
     return stated
 
 
-def _variables(
-    place: str, variables: Mapping[str, str], *, is_hosts: bool = False
-) -> dict[str, str]:
-    """Variables with their defaults filled in. With `is_hosts`, those that the operator lists stay
-    as they are written, and are filled in where they are used. Raises TaskError for another that
-    only the host has.
-
-    >>> _variables("verifier.env", {"A": "x", "B": "${LEVEL:-3}"})
-    {'A': 'x', 'B': '3'}
-    """
-    values = {}
-    for name, text in variables.items():
-        match = host_variables.TEMPLATE.fullmatch(text)
-        values[name] = match[2] if match else text
-        if match and is_hosts and match[1] in host_variables.listed():
-            values[name] = text
-        elif match and match[2] is None:
-            raise TaskError(
-                f"{CONFIG}: {place}.{name} = {text!r} needs the host's variable {match[1]}",
-                "a value, or ${NAME:-DEFAULT}",
-                f"export {host_variables.LIST}={match[1]} hands it to the verifier"
-                if is_hosts
-                else "variables of the host are not handed to agents",
-            )
-    return values
-
-
 def _artifacts(config: TaskToml) -> list[dict[str, Json]]:
     """Returns what a separate verifier sees of the agent's environment, at the same paths."""
     declared = [Artifact(source=ARTIFACTS)]
     for each in config.artifacts:
         artifact = Artifact(source=each) if isinstance(each, str) else each
         if artifact.service not in (None, "main"):
-            raise _unsupported(f"an artifact of the service {artifact.service!r}", "main")
+            raise unsupported(f"an artifact of the service {artifact.service!r}", "main")
         if ".." in PurePosixPath(artifact.source).parts:
             raise TaskError(f"{CONFIG}: artifact {artifact.source!r}", "a path without `..`")
         declared.append(artifact)
     return [{"source": each.source, "exclude": each.exclude} for each in declared]
-
-
-def _check_links(task: Path, folder: Path) -> None:
-    """Raise TaskError for a symbolic link that leads out of the task."""
-    root = task.resolve()
-    for parent, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            path = Path(parent, name)
-            if path.is_symlink() and not path.resolve().is_relative_to(root):
-                raise TaskError(
-                    f"{path.relative_to(task)} links to {os.readlink(path)}",
-                    "links that stay inside the task folder",
-                )
 
 
 def _deviations(folder: Path, config: TaskToml) -> Iterator[str]:
@@ -341,6 +271,8 @@ def _deviations(folder: Path, config: TaskToml) -> Iterator[str]:
         yield f"the key `{key}` of {CONFIG} is unknown and has no effect"
     users = [("agent", config.agent.user), ("verifier", config.verifier.user)]
     users += [("verifier.collect", hook.user) for hook in config.verifier.collect]
+    for step in config.steps or ():
+        users += [("steps.agent", step.agent.user), ("steps.verifier", step.verifier.user)]
     for place, user in users:
         if user not in (None, "root", 0, "0"):
             yield f"{place}.user: a sandbox has one user, which owns every file of the image"

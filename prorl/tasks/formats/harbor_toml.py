@@ -133,6 +133,19 @@ class Artifact(HarborModel):
     service: str | None = None
 
 
+class Step(HarborModel):
+    """One of the steps that an agent plays in a row, in the same environment."""
+
+    name: str = Field(pattern=r"^[^<>:\"/\\|?*\x00-\x1f\x7f]*[^<>:\"/\\|?*\x00-\x1f\x7f. ]$")
+    """Its folder below `steps`."""
+    agent: HarborAgent = HarborAgent()
+    verifier: Verifier = Verifier()
+    min_reward: float | dict[str, float] | None = None
+    """With less the further steps are not played."""
+    healthcheck: Healthcheck | None = None
+    artifacts: list[str | Artifact] = []
+
+
 class Package(HarborModel):
     name: str
     version: str | None = None
@@ -152,7 +165,7 @@ class TaskToml(HarborModel):
     solution: HarborSolution = HarborSolution()
     source: str | None = None
     multi_step_reward_strategy: Literal["mean", "final"] | None = None
-    steps: list[dict[str, Any]] | None = None
+    steps: list[Step] | None = None
     artifacts: list[str | Artifact] = []
 
     @model_validator(mode="before")

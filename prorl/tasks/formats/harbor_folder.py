@@ -1,0 +1,114 @@
+"""What the readers of task folders share: files that are checked, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from prorl.config import host_variables
+from prorl.errors import TaskError
+from prorl.types import Json
+
+CONFIG = "task.toml"
+COMPOSE = "docker-compose.yaml"
+"""The only name by which Harbor reads services; `docker-compose.yml` is a file like any other."""
+
+
+def unsupported(what: str, expected: str) -> TaskError:
+    return TaskError(f"{what}: not supported", expected, "leave the task out with --skip-invalid")
+
+
+def check_services(path: Path, main: str = "main") -> None:
+    """Raise TaskError where a compose file starts another service than `main`."""
+    if path.is_file():
+        services = read_services(path)
+        if others := sorted(set(services) - {main}):
+            starts = f"{path.parent.name}/{path.name} starts {', '.join(map(str, others))}"
+            raise unsupported(starts, f"the service {main} alone")
+
+
+def read_services(path: Path) -> dict[str, Json]:
+    """The services of a compose file by their names. Raises TaskError."""
+    import yaml  # here: the client alone, which reads other formats, has no YAML
+
+    where = f"{path.parent.name}/{path.name}"
+    try:
+        values = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise TaskError(f"{where} cannot be read: {reason}", "a compose file in YAML") from None
+    services = values.get("services") if isinstance(values, dict) else None
+    if not isinstance(services, dict):
+        raise TaskError(f"{where} has no services", "`services:` by their names")
+    return services
+
+
+def read_instruction(folder: Path, name: str = "instruction.md") -> str:
+    """Returns what the agent is asked. Leading comments that carry a canary are the author's mark
+    for crawlers, and Harbor leaves them out, too.
+    """
+    try:
+        lines = (folder / name).read_text().split("\n")
+    except FileNotFoundError:
+        raise TaskError(f"no {name}", f"{name} with the agent's task") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskError(f"{name} cannot be read: {error}", "a text in UTF-8") from None
+    while lines and _is_canary(lines[0].strip().lower()):
+        lines.pop(0)
+    text = "\n".join(lines).strip("\n")
+    if not text.strip():
+        raise TaskError(f"{name} is empty", "the agent's task")
+    return text
+
+
+def _is_canary(line: str) -> bool:
+    """Returns whether a line of lower case is a comment that speaks of a canary."""
+    is_comment = line.startswith("#") or (line.startswith("<!--") and line.endswith("-->"))
+    return is_comment and "canary" in line
+
+
+def check_links(task: Path, folder: Path) -> None:
+    """Raise TaskError for a symbolic link that leads out of the task."""
+    root = task.resolve()
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(parent, name)
+            if path.is_symlink() and not path.resolve().is_relative_to(root):
+                raise TaskError(
+                    f"{path.relative_to(task)} links to {os.readlink(path)}",
+                    "links that stay inside the task folder",
+                )
+
+
+def check_tests(folder: Path) -> None:
+    """Raise TaskError where a folder of tests has no script."""
+    if not (folder / "test.sh").is_file():
+        raise TaskError("no tests/test.sh", "the script that writes the reward")
+
+
+def read_variables(
+    place: str, variables: Mapping[str, str], *, is_hosts: bool = False
+) -> dict[str, str]:
+    """Variables with their defaults filled in. With `is_hosts`, those that the operator lists stay
+    as they are written, and are filled in where they are used. Raises TaskError for another that
+    only the host has.
+
+    >>> read_variables("verifier.env", {"A": "x", "B": "${LEVEL:-3}"})
+    {'A': 'x', 'B': '3'}
+    """
+    values = {}
+    for name, text in variables.items():
+        match = host_variables.TEMPLATE.fullmatch(text)
+        values[name] = match[2] if match else text
+        if match and is_hosts and match[1] in host_variables.listed():
+            values[name] = text
+        elif match and match[2] is None:
+            raise TaskError(
+                f"{CONFIG}: {place}.{name} = {text!r} needs the host's variable {match[1]}",
+                "a value, or ${NAME:-DEFAULT}",
+                f"export {host_variables.LIST}={match[1]} hands it to the verifier"
+                if is_hosts
+                else "variables of the host are not handed to agents",
+            )
+    return values
