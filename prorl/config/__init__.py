@@ -120,6 +120,11 @@ class NetworkConfig(StrictModel):
         default_factory=dict,
         description="variables of sandboxes with a network: PIP_INDEX_URL, NPM_CONFIG_REGISTRY ...",
     )
+    files: dict[str, str] = Field(
+        default_factory=dict,
+        description="path in sandboxes with a network, by the one on this node: CA files, pip.conf,"
+        " apt's sources, .npmrc; read-only, over what an image has there",
+    )
     upstream: str = Field(
         default="",
         repr=False,
@@ -148,6 +153,14 @@ class NetworkConfig(StrictModel):
             network_policy.read_target(text)
         return value
 
+    @field_validator("files")
+    @classmethod
+    def _are_paths(cls, value: dict[str, str]) -> dict[str, str]:
+        for path in (*value, *value.values()):
+            if not path.startswith("/") or ":" in path or os.path.normpath(path) != path:
+                raise ValueError(f"{path!r} is no absolute path without `:` and `..`")
+        return value
+
     @field_validator("upstream")
     @classmethod
     def _is_proxy(cls, value: str) -> str:
@@ -171,7 +184,7 @@ class NetworkConfig(StrictModel):
         """
         if self.mode == network_policy.NO_NETWORK:
             return {}
-        kept = {"mode", "allowed_hosts", "env", "upstream_resolves"}
+        kept = {"mode", "allowed_hosts", "env", "files", "upstream_resolves"}
         service = filter(None, map(network_policy.target_of, closed_urls))
         return {
             **self.model_dump(include=kept),

@@ -40,7 +40,12 @@ NOISE = (
     '\nwhile read -r -N 65536 x; do echo -n "$x"; ((++n < 40)) || break; done < /dev/urandom > n'
 )
 TASKS = {
-    "both": ("public", "public", SOLVE, r"200\n403403200"),
+    "both": (
+        "public",
+        "public",
+        f"{SOLVE}; echo $(< /etc/own.conf) >> agent",
+        r"200\n403\nthe operators403200",
+    ),
     "verifier": ("no-network", "public", SOLVE, r"none\nnone403200"),
     "verifier-in-place": ("no-network", "public", SOLVE + NOISE, r"none\nnone403200"),
     "agent-in-place": ("public", "no-network", SOLVE + NOISE, r"200\n403403403"),
@@ -78,7 +83,13 @@ def test_each_phase_has_its_network_also_in_the_agents_own_sandbox(
                 "tests/test.sh": ASK % (TEST.replace("MIRROR", mirror) % answers),
             }
             make_folder(tmp_path / "tasks" / name, **parts)
-        network = {"mode": "allowlist", "allowed_hosts": ["a.example"], "mirrors": [mirror]}
+        (folder / "own.conf").write_text("the operators\n")
+        network = {
+            "mode": "allowlist",
+            "allowed_hosts": ["a.example"],
+            "mirrors": [mirror],
+            "files": {str(folder / "own.conf"): "/etc/own.conf"},
+        }
         flags: dict[str, Json] = {
             "tasks": str(tmp_path / "tasks"),
             "policy": "oracle",

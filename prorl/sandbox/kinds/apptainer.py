@@ -97,7 +97,7 @@ def _config(launch: Launch, support: str) -> list[str]:
     One that has all mount points needs no layer for them.
     """
     image = _image(launch)
-    changed = launch.spec.overlay_bytes or launch.spec.fakeroot
+    changed = launch.spec.overlay_bytes or launch.spec.fakeroot or launch.files
     flat = not changed and (not image or has_mount_points(image))
     path = f"{support}/{FLAT_CONFIG if flat else CONFIG}"
     return ["--config", path] if os.path.exists(path) else []

@@ -187,7 +187,7 @@ def _mounts(launch: Launch) -> list[Mount]:
 def binds(launch: Launch, image: str) -> list[str]:
     """Returns what is shown inside beside the image, or beside the skeleton where that is empty."""
     support = os.path.dirname(launch.server)
-    specs = [f"{launch.folder}/shm:/dev/shm"]
+    specs = [f"{launch.folder}/shm:/dev/shm", *(f"{pair}:ro" for pair in launch.files)]
     if not keeps_folders(launch):
         specs.insert(0, f"{launch.folder}/workspace:{WORKSPACE}")
     if image:

@@ -105,6 +105,9 @@ class Source(NamedTuple):
     fd: int
     detached: bool
     """A clone of the mount (made as root), else an O_PATH descriptor."""
+    is_file: bool = False
+    is_networks: bool = False
+    """The operator's, for sandboxes with a network: it is shown over what an image has there."""
 
 
 def open_sources(launch: Launch) -> list[Source]:
@@ -114,13 +117,18 @@ def open_sources(launch: Launch) -> list[Source]:
     if launch.image:
         support = f"{os.path.dirname(launch.server)}/{IMAGE_SUPPORT}"
         folders = [(support, SUPPORT), *parts()]
-    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+    own = [pair.split(":") for pair in launch.files]
     return [
-        Source(target, calls.clone_tree(path), True)
-        if launch.uid >= 0
-        else Source(target, os.open(path, flags), False)
-        for path, target in folders
+        *(_open_source(launch, path, target) for path, target in folders),
+        *(_open_source(launch, path, target)._replace(is_networks=True) for path, target in own),
     ]
+
+
+def _open_source(launch: Launch, path: str, target: str) -> Source:
+    is_file = not os.path.isdir(path)
+    if launch.uid >= 0:
+        return Source(target, calls.clone_tree(path), True, is_file)
+    return Source(target, os.open(path, os.O_PATH | os.O_CLOEXEC), False, is_file)
 
 
 def open_image(launch: Launch) -> list[int]:
@@ -144,10 +152,14 @@ def build_root(launch: Launch, sources: list[Source], image: list[int]) -> None:
         size = f"size={launch.spec.workspace_bytes},nr_inodes=256k,mode=755"
         calls.mount("tmpfs", f"{ROOT}{WORKSPACE}", "tmpfs", SAFE, size)
     # After what could cover them: a virtual environment may lie below /tmp.
+    later = [source for source in sources if image and source.is_networks]
     for source in sources:
-        _show(source)
+        if source not in later:
+            _show(source, ROOT)
     if image:
         _enter_image(launch, image)
+        for source in later:
+            _show(source, "")
     else:
         os.chdir(ROOT)
         calls.pivot_root(".", "old")
@@ -248,9 +260,11 @@ def third_party() -> list[str]:
     return sorted(folders.difference(map(os.path.realpath, package_folders())))
 
 
-def _show(source: Source) -> None:
-    target = ROOT + source.target
-    os.makedirs(target, exist_ok=True)
+def _show(source: Source, root: str) -> None:
+    target = root + source.target
+    os.makedirs(os.path.dirname(target) if source.is_file else target, exist_ok=True)
+    if source.is_file and not os.path.exists(target):
+        _file(target)
     if source.detached:
         calls.attach_tree(source.fd, target)
     else:

@@ -97,8 +97,10 @@ class Launch(NamedTuple):
     """Control groups to join before privileges are dropped."""
     user_tools: str
     """Zip of users' tools on the host, when the spec names one."""
+    files: tuple[str, ...] = ()
+    """Files and folders of the host that are shown read-only, as SOURCE:TARGET."""
     user_tools_fd: int = -1
-    """The same, opened by the zygote."""
+    """The same as `user_tools`, opened by the zygote."""
 
     def to_json(self) -> bytes:
         """The record as the datagram that the zygote gets; descriptors travel beside it."""
@@ -109,7 +111,7 @@ class Launch(NamedTuple):
     @staticmethod
     def from_json(data: bytes) -> Launch:
         fields = json.loads(data)
-        listed = {name: tuple(fields[name]) for name in ("cgroups", "under")}
+        listed = {name: tuple(fields[name]) for name in ("cgroups", "under", "files")}
         spec = cast("SandboxSpec", SimpleNamespace(**fields["spec"]))
         return Launch(**{**fields, **listed, "spec": spec})
 

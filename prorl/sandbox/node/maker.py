@@ -276,6 +276,7 @@ class Maker:
             layer=layer,
             folder=note.folder,
             server=str(self._support / "server.pyz"),
+            files=self.network.files_of(spec),
             cgroups=note.cgroups,
             user_tools=self._user_tools.path_for(spec.tools),
         )

@@ -76,6 +76,12 @@ class ProxyClient:
             spec, network_mode=mode, allowed_hosts=hosts, variables=(*pairs, *spec.variables)
         )
 
+    def files_of(self, spec: SandboxSpec) -> tuple[str, ...]:
+        """What a sandbox sees of this node's files, as SOURCE:TARGET, by the spec that it got."""
+        if spec.network_mode == NO_NETWORK:
+            return ()
+        return tuple(f"{source}:{target}" for source, target in self._settings.files.items())
+
     async def open(self, sandbox_id: str, socket_path: str, network: NetworkPolicy) -> None:
         """Serve the proxy's port in a fresh sandbox. Raises OSError, TimeoutError, WireError."""
         listener = await listen(socket_path, PROXY_PORT)

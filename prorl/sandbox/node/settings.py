@@ -32,6 +32,8 @@ class NetworkSettings:
     """(host, port) that none may reach: model servers, the gateway."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables of sandboxes with a network, which lead package managers to mirrors."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Path in sandboxes with a network, by the path on this node; read-only."""
     upstream: str = ""
     """URL of the proxy that the node itself must use."""
     upstream_resolves: bool = False
