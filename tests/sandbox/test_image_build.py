@@ -284,11 +284,15 @@ async def test_a_tasks_dockerfile_is_built_once_for_each_digest_of_folder_and_se
     other = {**settings, "env": {"NOTE": "another"}}
     names = {name_of(folder, each) for each in (settings, other, {})}
     assert name in names
+    registry.name("kept", registry.digest_of_name(name))
+    await asyncio.gather(*(cache.close() for cache in caches))
+    assert registry.collect(keep_bytes=0) == (), "an image with a name of its own stays"
+    registry.forget("kept")
+    assert len(registry.collect(keep_bytes=0)) > 1, "an image for tasks is built again"
+    assert registry.names() == []
     (folder / "base/etc/image-name").write_text("changed\n")
     assert name_of(folder, settings) not in names
     assert len(names) == 3
-    for cache in caches:
-        await cache.close()
 
 
 @needs_buildah

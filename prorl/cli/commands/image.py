@@ -289,9 +289,9 @@ def gc(
     Parameters
     ----------
     older_than
-        Also pulled images that no service has begun to use for so many days.
+        Also images, pulled or built for tasks, that no service has begun to use for so many days.
     keep_gb
-        Also pulled images, least recently used first, until the others take that much at most.
+        Also such images, least recently used first, until the others take that much at most.
     """
     registry = Registry(registry_root(images))
     registry.open()

@@ -23,6 +23,7 @@ from typing import Any
 
 from prorl.errors import UserError
 from prorl.sandbox.images.layers import ToolFailed
+from prorl.sandbox.images.registry import BUILT
 from prorl.sandbox.images.tree import digest_of
 
 DOCKERFILES = ("environment/Dockerfile", "Dockerfile")
@@ -40,7 +41,7 @@ def name_of(folder: Path, settings: Mapping[str, Any]) -> str:
     """The registry's name for the image of a folder. Reads every file of it; raises OSError."""
     whole = hashlib.sha256(digest_of(str(folder)).encode())
     whole.update(json.dumps(settings, sort_keys=True).encode())
-    return f"dockerfile-{whole.hexdigest()[:32]}"
+    return f"{BUILT}{whole.hexdigest()[:32]}"
 
 
 def recipe_of(folder: Path) -> Path | None:

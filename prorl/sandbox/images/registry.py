@@ -40,6 +40,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """A registry name; whatever has a slash is a path."""
 SIF_MAGIC, SIF_MAGIC_AT = b"SIF_MAGIC", 32
 """Sylabs' SIF format: a launch line of 32 bytes, then the magic."""
+BUILT = "dockerfile-"
+"""How the names of images begin that are built from a task's folder (`dockerfile.py`)."""
 PULLING = "pulling"
 """The lock that pulls share."""
 FOLDERS = ("names", "images", "blobs", "locks", "work", "failures")
@@ -304,7 +306,8 @@ class Registry:
         return (
             f"the disk of {self.root} has {room.f_bavail * room.f_frsize / 1e6:.0f} MB left and its"
             f" images take {num_bytes / 1e6:.0f} MB; `prorl image gc --older-than DAYS` or"
-            " `--keep-gb GB` removes pulled ones that no service uses"
+            " `--keep-gb GB` removes those that no service uses and that"
+            " are pulled or built again when a task needs them"
         )
 
     def collect(
@@ -312,9 +315,10 @@ class Registry:
     ) -> tuple[Image, ...]:
         """Remove what no name stands for, and layers of no image; what is used stays.
 
-        Before that pulled images lose their names: those that were not used for `older_than_s`,
-        then, least recently used first, as many as are more than `keep_bytes`. They are pulled
-        again when a task needs them. What was built here stays.
+        Before that images that were pulled, or built for tasks, lose their names: those that were
+        not used for `older_than_s`, then, least recently used first, as many as are more than
+        `keep_bytes`. They are made again when a task needs them. What `prorl image build` was given
+        a name for stays.
 
         Raises ConflictError while images are pulled: a layer may be there before its image.
         """
@@ -329,8 +333,7 @@ class Registry:
 
     def _evict(self, older_than_s: float | None, keep_bytes: int | None) -> Iterator[Image]:
         there = {each.digest: each for each in self.list()}
-        pulled = [each for each in there.values() if each.names and each.source.startswith(DOCKER)]
-        for image in sorted(pulled, key=self.used_at):
+        for image in sorted(filter(_is_made_again, there.values()), key=self.used_at):
             named = [each for each in there.values() if each.names]
             digests = {digest for each in named for digest in (each.digest, *each.layers)}
             total = sum(there[digest].bytes for digest in digests if digest in there)
@@ -372,6 +375,12 @@ class Registry:
                     lock.unlink(missing_ok=True)
             except BlockingIOError:
                 continue  # its maker lives
+
+
+def _is_made_again(image: Image) -> bool:
+    """Tells whether an image with a name is pulled or built anew when a task needs it."""
+    is_built = all(name.startswith(BUILT) for name in image.names)
+    return bool(image.names) and (image.source.startswith(DOCKER) or is_built)
 
 
 def _digest(note: Path) -> str:
