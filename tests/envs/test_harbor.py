@@ -262,8 +262,9 @@ async def test_the_reference_of_steps_and_of_terminal_bench_scores_1(
 async def test_files_beside_a_named_image_are_put_into_its_first_folder(
     tmp_path: Path, image: Path
 ) -> None:
-    parts = {"environment/Dockerfile": None, "environment/data/given.txt": "5\n"}
-    task = _task(tmp_path, image, TXT, **parts)
+    parts: dict[str, str | None] = {"environment/Dockerfile": None}
+    parts["environment/data/given.txt"] = "5\n"
+    task = _task(tmp_path, image, TXT, TOML, **parts)
     assert (await _play(task, "cat data/given.txt > sum.txt")).reward == 1
 
 

@@ -64,8 +64,8 @@ def _fill(tool: str, folder: Path, url: str) -> dict[str, str]:
         with tarfile.open(folder / "tiny.tgz", "w:gz") as archive:
             archive.add(package, "package")
         digest = hashlib.sha1((folder / "tiny.tgz").read_bytes()).hexdigest()
-        version = {"name": "tiny", "version": "1.0.0"}
-        version |= {"dist": {"tarball": f"{url}/tiny.tgz", "shasum": digest}}
+        tarball = {"tarball": f"{url}/tiny.tgz", "shasum": digest}
+        version = {"name": "tiny", "version": "1.0.0", "dist": tarball}
         page = {"name": "tiny", "dist-tags": {"latest": "1.0.0"}, "versions": {"1.0.0": version}}
         (folder / "tiny").write_text(json.dumps(page))
         return {"/etc/npmrc": f"registry={url}\n"}
