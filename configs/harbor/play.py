@@ -84,6 +84,7 @@ async def _play_with(arguments: argparse.Namespace, boxes: Boxes) -> list[Row]:
                 file.write(json.dumps(row) + "\n")
 
     tasks = choose(arguments.folders, arguments.count, arguments.seed)
+    tasks.sort(key=lambda task: bool(task.data["solution"]))  # those with a reference take longest
     await asyncio.gather(*(play_new(task) for task in tasks if task.data["folder"] not in rows))
     return list(rows.values())
 
