@@ -42,9 +42,9 @@ def mount(source, target, kind, flags=0, options=None):
 
 for name in ("upper", "work", "root"):
     os.mkdir(f"{folder}/{name}")
+maps = {"setgroups": "deny", "uid_map": f"0 {os.getuid()} 1", "gid_map": f"0 {os.getgid()} 1"}
 os.unshare(os.CLONE_NEWUSER | os.CLONE_NEWNS | os.CLONE_NEWNET | os.CLONE_NEWPID)
-for name, text in (("setgroups", "deny"), ("uid_map", f"0 {os.stat(folder).st_uid} 1"),
-                   ("gid_map", f"0 {os.stat(folder).st_gid} 1")):
+for name, text in maps.items():
     with open(f"/proc/self/{name}", "w") as file:
         file.write(text)
 child = os.fork()
