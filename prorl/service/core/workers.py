@@ -329,8 +329,9 @@ def _end_of_last_life(
     """
     if earlier.home != worker.home or earlier.status.leaving:
         return EventKind.RETURN
+    name = "/".join(map(str, record.key))
     if worker.died_at:
-        is_culprit = worker.died_at == "/".join(map(str, record.key))
-        return EventKind.LOST if is_culprit else EventKind.RETURN
-    has_begun = record.life.state is not RolloutState.LEASED
-    return EventKind.LOST if has_begun else EventKind.RETURN
+        return EventKind.LOST if worker.died_at == name else EventKind.RETURN
+    if record.life.state is not RolloutState.LEASED:
+        return EventKind.LOST
+    return EventKind.RETURN
