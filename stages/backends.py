@@ -30,6 +30,9 @@ from prorl.waits import wait_limit_s
 
 OPEN_S = wait_limit_s("server.open")
 LAST_CALLS = 20
+"""Last calls of a server, of which a failure says how many failed alike: one of many is a
+fault, most are the server.
+"""
 LAST_RUNS = 64
 FIRST_BUSY_S, LAST_BUSY_S = 0.25, 10.0
 """Pauses of a server that is busy and does not say how long."""

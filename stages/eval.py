@@ -74,6 +74,7 @@ from prorl.waits import wait_limit_s
 
 MAX_TASKS = 10_000
 TRIES = 3
+"""Of a task's trial: the reference of a sound task may fail once, on a busy machine."""
 MAX_REFUSALS = 64
 """Hosts that a row names; one sandbox gives 33 at most (`sandbox/node/proxy.py`)."""
 

@@ -51,6 +51,9 @@ tokens of its prompt: the slowest prefill of a server that computes, on a CPU.
 BETWEEN_S = wait_limit_s("model.next_token")
 STILL_S = wait_limit_s("model.gone")
 MAX_FAULTS = 6
+"""Failures of one call without a token in between. A server that dies takes one, and so does each
+server that the call then goes to; more than a pool has is a prompt that no server takes.
+"""
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 5.0
 
 Ask = Callable[[Failover], Awaitable[Assigned]]

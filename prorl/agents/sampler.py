@@ -48,7 +48,9 @@ _MIN_WAIT_S = 0.01
 """Keeps a loop from spinning over a paused deadline that has no time left."""
 _CANCEL_S = wait_limit_s("model.cancel")
 MAX_EMPTY_ABORTS = 20
-"""Pieces without a token that a backend may return in one turn while it takes new weights."""
+"""Pieces without a token that a backend may return in one turn while it takes new weights: a
+trainer that publishes each second would have one turn aborted so often in twenty seconds.
+"""
 
 
 class Sampler:

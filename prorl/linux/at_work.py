@@ -31,7 +31,11 @@ DIED_AT: Final = "PRORL_DIED_AT"
 """In the next life's environment: what the last one was at when it died."""
 PAGE_BYTES: Final = 4096
 MOST_CHARGES: Final = 2
+"""Deaths of a worker in one piece of work: one may be chance (memory, a machine), two are not."""
 MOST_OF_RUN: Final = 4
+"""Rollouts of one run that ended a worker: then the run is, or a thousand of its rollouts would
+each be allowed two deaths.
+"""
 
 ResultT = TypeVar("ResultT")
 

@@ -58,10 +58,14 @@ MISTAKE = 2
 """Exit code of a program that was told something wrong: trying again would not help."""
 
 MAX_RESTARTS = 5
-"""Of one child with no commit in between and no life that lasted."""
+"""Deaths of one child with no commit in between and no life that lasted. Two are a task that is
+then left out (`at_work`), a third may be another; more will not end by themselves.
+"""
 
 STEADY_S = 60.0
-"""A life that lasted this long was no crash loop, whether the service had work or not."""
+"""A life that lasted this long was no crash loop, whether the service had work or not: what fails
+at a start fails within seconds.
+"""
 
 BACKOFF_S = (0.0, 0.1, 0.2, 0.5, 1.0)
 """Wait before each restart; a first death costs nothing."""

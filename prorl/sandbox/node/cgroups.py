@@ -30,6 +30,7 @@ CONTROLLERS = ("memory", "pids", "cpu")
 LEAF = "prorl-rest"
 """In version 2: where the processes of a delegated group move."""
 MAX_MOVE_TRIES = 10
+"""A process that forks between the move and the next look is moved at the next try."""
 PERIOD_US = 100_000
 EXTRA_PROCESSES = 4
 """Launcher and tool server are counted too."""

@@ -45,6 +45,7 @@ from prorl.waits import wait_limit_s
 START_S = wait_limit_s("sandbox.serve")
 STOP_S = wait_limit_s("sandbox.stop")
 BACKLOG = 16
+"""Connections to a tool server that wait for it to start: of INIT, RUN, a shell, with room."""
 RESERVE_BYTES = 64 << 20
 """Left to this process, or no further sandbox is begun."""
 MEMORY_S = 0.2

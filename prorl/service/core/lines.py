@@ -19,6 +19,9 @@ from prorl.limits import Clock
 from prorl.service.core.state import WorkerRecord
 
 BREAKS = 3
+"""One break is a cable, two a switch that restarts; three without a row are large packets that
+never pass.
+"""
 FIRST_REST_S, LAST_REST_S = 60.0, 960.0
 HINT = "do large packets pass? compare the MTU of both ends"
 

@@ -18,6 +18,7 @@ BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 300
 """Upper ends of the histograms' buckets, in seconds; one more takes the rest."""
 
 LAST = 10
+"""Steps of a trainer that its idle share is of: few enough to follow a change within minutes."""
 
 
 class Phase(StrEnum):

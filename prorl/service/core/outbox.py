@@ -28,6 +28,7 @@ TASK = "task"
 """Kind of a row that stands for the text of group `ref`."""
 
 PAGE = 500
+"""Rows of one read: a few milliseconds of the log's thread, which commits wait for."""
 
 MAX_ROWS_BYTES = 1 << 20
 

@@ -20,6 +20,7 @@ from prorl.waits import wait_limit_s
 
 REPLY_S = wait_limit_s("renderer.proof")
 MOST = 64
+"""Runs whose renderer is being proved, each with a helper in turn; one more is refused."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,9 @@ trouble: more are on their way.
 """
 
 NOTHING_KEPT = 32
-"""Groups that were decided and not kept, none of them kept, before that is said."""
+"""Groups that were decided and not kept, none of them kept, before that is said. Of groups of which
+one in ten is kept, 32 in a row are dropped once in thirty times.
+"""
 
 MESSAGE_CHARS = 200
 """Characters of what the first of them said."""
