@@ -38,7 +38,7 @@ def test_build_list_remove(
     assert not Path(image["path"]).exists()
 
 
-def test_rows_are_pulled_and_what_is_missing_is_told(
+def test_images_of_rows_are_pulled_and_missing_images_are_listed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     blobs, rows = Blobs(), tmp_path / "tasks.jsonl"
@@ -60,18 +60,20 @@ def test_rows_are_pulled_and_what_is_missing_is_told(
         )
         where = ["--images", str(tmp_path / "images")]
         assert dispatch(["image", "pull", "--rows", str(rows), *where]) == 1
-        told = capfd.readouterr()
-        assert "3 images, 0 of them here; 3 layers of" in told.err
-        assert "missing: x_none: docker://" in told.err
-        assert told.out == "2 pulled, 0 were here, 1 missing\n"
+        captured = capfd.readouterr()
+        assert "3 images, 0 of them here; 3 layers of" in captured.err
+        assert "missing: x_none: docker://" in captured.err
+        assert captured.out == "2 pulled, 0 were here, 1 missing\n"
         blobs.image("none", archive(*BASE))
-        asked = len(server.asked)
+        num_requests = len(server.downloads)
         assert dispatch(["image", "pull", "--rows", str(rows), *where]) == DONE
         assert capfd.readouterr().out == "1 pulled, 2 were here, 0 missing\n"
-        assert len(server.asked) - asked == 4  # manifest and configuration, looked at and pulled
+        assert (
+            len(server.downloads) - num_requests == 4
+        )  # manifest and configuration, looked at and pulled
     assert dispatch(["image", "ls", "--json", *where]) == DONE
-    found = json.loads(capfd.readouterr().out)
-    assert [each["names"] for each in found] == [["x_none"], ["x_one"], ["x_two"]]
+    images = json.loads(capfd.readouterr().out)
+    assert [each["names"] for each in images] == [["x_none"], ["x_one"], ["x_two"]]
     assert dispatch(["image", "du", *where]) == DONE
     assert "MB on disk in 3 images" in capfd.readouterr().out
     assert dispatch(["image", "rm", "x_one", *where]) == DONE

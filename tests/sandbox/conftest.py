@@ -38,8 +38,8 @@ IMAGE_KINDS = tuple(kind for kind in KINDS if kind != "local")
 @cache
 def _reason(kind: str) -> str:
     with ThreadPoolExecutor(1) as pool:  # a loop of its own, also when a test's loop is running
-        found = pool.submit(asyncio.run, probe_kind(kind)).result()
-    return "" if found.works else f"{kind}: {found.reason}"
+        verdict = pool.submit(asyncio.run, probe_kind(kind)).result()
+    return "" if verdict.works else f"{kind}: {verdict.reason}"
 
 
 def why_not(kind: str) -> str:
@@ -136,8 +136,10 @@ async def shared(kind: str) -> AsyncIterator[Sandboxd]:
 async def sandboxd(shared: Sandboxd) -> AsyncIterator[Sandboxd]:
     """The module's daemon; every sandbox of the test ends with the test."""
     yield shared
-    left = (await shared.host.status())["sandboxes"]
-    await asyncio.gather(*(shared.host.stop(SandboxRef(sandbox_id=entry["id"])) for entry in left))
+    sandboxes = (await shared.host.status())["sandboxes"]
+    await asyncio.gather(
+        *(shared.host.stop(SandboxRef(sandbox_id=entry["id"])) for entry in sandboxes)
+    )
     assert (await shared.host.status())["live"] == 0
 
 

@@ -127,7 +127,7 @@ class RegistryServer(ThreadingHTTPServer):
     def __init__(self, blobs: Blobs) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.blobs = blobs
-        self.asked: list[tuple[str, str]] = []
+        self.downloads: list[tuple[str, str]] = []
         """Path and `Range` of each request for a blob or a manifest that was let in."""
         self.sent = 0
         self.tokens = False
@@ -175,9 +175,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif (data := server.blobs.get(name)) is None:
             self._send(404, b'{"errors": []}')
         else:
-            asked = self.headers.get("Range", "")
-            server.asked.append((self.path, asked))
-            begin = int(asked.removeprefix("bytes=").rstrip("-") or 0)
+            byte_range = self.headers.get("Range", "")
+            server.downloads.append((self.path, byte_range))
+            begin = int(byte_range.removeprefix("bytes=").rstrip("-") or 0)
             length = {
                 "Content-Length": str(max(len(data) - begin + server.lengths.get(name, 0), 0))
             }

@@ -19,9 +19,9 @@ head -c 3 /dev/full | od -An -tx1
 
 @pytest.mark.parametrize("kind", ["pyns", pytest.param("apptainer", marks=pytest.mark.slow)])
 async def test_devices_and_a_fork_bomb(kind: str) -> None:
-    found = await probe_kind(kind)
-    if not found.works:
-        pytest.skip(f"{kind} does not work here: {found.reason}")
+    verdict = await probe_kind(kind)
+    if not verdict.works:
+        pytest.skip(f"{kind} does not work here: {verdict.reason}")
     async with spawned(kind) as (host, _):
         ref = await host.start("alike/1/1", "run", SandboxSpec(tools=("bash",)))
         async with host.connect(ref) as sandbox:

@@ -77,7 +77,7 @@ async def test_number_of_processes(groups: Cgroups) -> None:
     bomb.wait(5)
 
 
-async def test_cpu_time_where_asked(groups: Cgroups) -> None:
+async def test_cpu_time_is_limited_where_requested(groups: Cgroups) -> None:
     need(groups, "cpu")
     folders = groups.make("a", 300 << 20, 20, cpus=0.2)
     spin = run_in(folders, SPIN)
@@ -89,12 +89,12 @@ async def test_cpu_time_where_asked(groups: Cgroups) -> None:
     spin.wait(5)
 
 
-async def test_what_a_dead_sandboxd_left_is_removed_by_its_name() -> None:
+async def test_groups_of_a_dead_sandboxd_are_removed_by_their_name() -> None:
     name = f"test-{secrets.token_hex(4)}"
-    left = Cgroups(name)
-    if not left.enforced:
+    stale = Cgroups(name)
+    if not stale.enforced:
         pytest.skip("no group can be made here")
-    folders = left.make("a", 300 << 20, 20)
+    folders = stale.make("a", 300 << 20, 20)
     sleeper = run_in(folders, "import time; time.sleep(30)")
     procs = Path(folders[0], "cgroup.procs")
     wait_until(lambda: str(sleeper.pid) in procs.read_text().split())
@@ -118,7 +118,7 @@ def make_group(folder: Path, controllers: str = "memory pids", kind: str = "doma
 
 
 @pytest.mark.parametrize(
-    ("root", "own", "found"),
+    ("root", "own", "expected"),
     [
         ("/", "/user/job", "user/job"),
         ("/", f"/user/job/{LEAF}", "user/job"),
@@ -127,14 +127,16 @@ def make_group(folder: Path, controllers: str = "memory pids", kind: str = "doma
         ("/user", "/user2/job", None),
     ],
 )
-def test_our_own_group_is_found_where_it_is_mounted(
-    tmp_path: Path, root: str, own: str, found: str | None
+def test_our_own_group_is_located_where_it_is_mounted(
+    tmp_path: Path, root: str, own: str, expected: str | None
 ) -> None:
     make_group(tmp_path)  # has a type, as the top of a container's view has
     for name in ("user/job", "job", "user2/job", "2/job"):
         make_group(tmp_path / name)
     proc = f"1:name=systemd:/user/job\n0::{own}\n"
-    assert delegated_base(mounted(tmp_path, root), proc) == (tmp_path / found if found else None)
+    assert delegated_base(mounted(tmp_path, root), proc) == (
+        tmp_path / expected if expected else None
+    )
 
 
 def test_no_mount_of_version_2_is_no_error(tmp_path: Path) -> None:

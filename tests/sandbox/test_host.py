@@ -114,7 +114,7 @@ async def test_bad_calls_are_results_that_the_policy_can_read(sandboxd: Sandboxd
         assert (await sandbox.exec(["no-such-program"], 5.0)).exit_code == 127
 
 
-async def test_a_reservation_is_taken_by_its_start(sandboxd: Sandboxd) -> None:
+async def test_a_reservation_is_used_up_by_its_start(sandboxd: Sandboxd) -> None:
     host = sandboxd.host
     await host.reserve("run/1/1", "eval", SPEC)
     await host.reserve("run/1/1", "eval", SPEC)
@@ -134,7 +134,7 @@ async def test_stop_owner_ends_all_of_an_attempt_and_nothing_else(sandboxd: Sand
     assert [entry["id"] for entry in (await host.status())["sandboxes"]] == [other.sandbox_id]
 
 
-async def test_a_newer_attempt_ends_what_an_older_left(sandboxd: Sandboxd) -> None:
+async def test_a_newer_attempt_ends_the_sandboxes_of_an_older_attempt(sandboxd: Sandboxd) -> None:
     host = sandboxd.host
     await host.start("run/1/1", "run", SPEC)
     newer = await host.start("run/1/2", "run", SPEC)
@@ -151,7 +151,7 @@ async def test_wall_time_ends_a_sandbox_and_blames_the_policy(sandboxd: Sandboxd
     assert "wall time" in caught.value.message
 
 
-async def test_no_daemon_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_daemon_is_a_single_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prorl.sandbox.host.PATIENCE_S", 0.1)
     host = UnixSandboxHost("/tmp/prorl-no-such-socket")
     with pytest.raises(SandboxError, match="no sandboxd at"):

@@ -138,7 +138,7 @@ async def test_a_slow_drip_ends_at_the_deadline() -> None:
     await serve_hostile(drip, call)
 
 
-async def test_a_flood_that_nobody_asked_for_is_not_kept() -> None:
+async def test_an_unrequested_flood_is_not_kept() -> None:
     """Frames beyond the answer wait in the socket, not in our memory, and the next call is not
     fooled by them.
     """
@@ -176,7 +176,9 @@ async def test_a_flood_that_nobody_asked_for_is_not_kept() -> None:
         ({}, b"x"),
     ],
 )
-async def test_a_file_whose_size_is_a_lie(header: dict[str, object], body: bytes) -> None:
+async def test_a_file_with_a_false_size_breaks_the_sandbox(
+    header: dict[str, object], body: bytes
+) -> None:
     async def get(sandbox: ConnectedSandbox) -> None:
         with pytest.raises(SandboxError) as caught:
             await sandbox.get("answer", 1000)
@@ -188,7 +190,9 @@ async def test_a_file_whose_size_is_a_lie(header: dict[str, object], body: bytes
 @pytest.mark.parametrize(
     ("size", "body"), [(1 << 60, 10), (-5, 10), ("big", 10), (None, 10), (1000, 3 << 20)]
 )
-async def test_a_snapshot_whose_size_is_a_lie(tmp_path: Path, size: object, body: int) -> None:
+async def test_a_snapshot_with_a_false_size_writes_little(
+    tmp_path: Path, size: object, body: int
+) -> None:
     """What is written on the host stays near what was allowed, whatever comes."""
 
     async def snapshot(sandbox: ConnectedSandbox) -> None:

@@ -50,7 +50,7 @@ async def test_from_a_folder(registry: Registry, base: Path) -> None:
     assert registry.find("made").source == str(base)
 
 
-async def test_a_name_is_taken_over_only_when_asked(
+async def test_a_name_is_replaced_only_on_request(
     registry: Registry, base: Path, tmp_path: Path
 ) -> None:
     first = await build(registry, base)
@@ -86,7 +86,7 @@ async def test_from_a_definition_on_top_of(
 
 
 @pytest.mark.apptainer
-async def test_a_failing_post_section_is_told(
+async def test_a_failing_post_section_is_reported(
     registry: Registry, base: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=r"test\.def: Apptainer made nothing: FATAL.*%post section"):
@@ -95,7 +95,7 @@ async def test_a_failing_post_section_is_told(
 
 
 @pytest.mark.apptainer
-async def test_a_cut_sif_is_told(registry: Registry, sif: Path, tmp_path: Path) -> None:
+async def test_a_truncated_sif_is_reported(registry: Registry, sif: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.sif"
     cut.write_bytes(sif.read_bytes()[:200_000])
     with pytest.raises(UserError, match=r"cut\.sif: Apptainer made nothing: FATAL"):
@@ -125,8 +125,8 @@ async def test_from_a_dockerfile(registry: Registry, base: Path, tmp_path: Path)
     assert (image / "app/made").read_text() == "two words\n"
     assert (image / ".prorl-workdir").read_text() == "/app\nnobody\n"
     assert (image / "etc/image-name").read_text() == "mine\n", "no link of the image is followed"
-    said = (image / ".singularity.d/env/90-environment.sh").read_text()
-    assert "export NAME='two words'\n" in said
+    script = (image / ".singularity.d/env/90-environment.sh").read_text()
+    assert "export NAME='two words'\n" in script
 
 
 @pytest.mark.apptainer
@@ -144,7 +144,7 @@ async def test_a_definition_may_name_a_pulled_image(
 
 
 @needs_buildah
-async def test_a_failing_step_of_a_dockerfile_is_told(
+async def test_a_failing_step_of_a_dockerfile_is_reported(
     registry: Registry, base: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=r"Dockerfile: \w+ failed: .*ls /no/such/file"):

@@ -53,38 +53,38 @@ def daemon(sandboxd: Sandboxd) -> Sandboxd:
     return sandboxd
 
 
-class Said(dict[str, tuple[int | None, str]]):
+class CommandOutputs(dict[str, tuple[int | None, str]]):
     """Exit code and output by command."""
 
     uids: set[str]
     """Of the tool server, as the host sees them."""
 
 
-async def ask(daemon: Sandboxd, spec: SandboxSpec, *commands: str) -> Said:
+async def ask(daemon: Sandboxd, spec: SandboxSpec, *commands: str) -> CommandOutputs:
     ref = await daemon.host.start("run/1/1", "run", spec)
-    said = Said()
+    outputs = CommandOutputs()
     (started,) = (await daemon.host.status())["sandboxes"]
     status = Path(f"/proc/{to_init(started['pid'])[-1]}/status").read_text()
-    said.uids = set(status.partition("Uid:")[2].splitlines()[0].split())
+    outputs.uids = set(status.partition("Uid:")[2].splitlines()[0].split())
     async with daemon.host.connect(ref) as sandbox:
         for command in commands:
             done = await sandbox.call("bash", {"command": command}, 20.0)
-            said[command] = done.exit_code, done.output
+            outputs[command] = done.exit_code, done.output
     await daemon.host.stop(ref)
-    return said
+    return outputs
 
 
 async def test_an_overlay_takes_changes_and_the_image_stays(daemon: Sandboxd, image: Path) -> None:
     before = digest_of(str(image))
     spec = SandboxSpec(image=str(image), overlay_bytes=OVERLAY)
-    said = await ask(
+    outputs = await ask(
         daemon,
         spec,
         "echo mine > /etc/x; cat /etc/x",
         "rm /etc/image-name; ls /etc/image-name",
         "touch /usr/bin/new",
     )
-    assert [code for code, _ in said.values()] == [0, 2, 0]
+    assert [code for code, _ in outputs.values()] == [0, 2, 0]
     assert (await ask(daemon, spec, "cat /etc/image-name; ls /etc/x")).popitem()[1] == (
         2,
         "mine\nls: cannot access '/etc/x': No such file or directory\n",
@@ -94,17 +94,17 @@ async def test_an_overlay_takes_changes_and_the_image_stays(daemon: Sandboxd, im
 
 async def test_an_overlay_has_a_quota(daemon: Sandboxd, image: Path) -> None:
     spec = SandboxSpec(image=str(image), overlay_bytes=OVERLAY)
-    said = await ask(
+    outputs = await ask(
         daemon,
         spec,
         "cat /dev/zero > /opt/a",
         "cat /dev/zero > /home/b",
         "ls -1s --block-size=1 /opt/a /home/b",
     )
-    assert "No space left on device" in said["cat /dev/zero > /opt/a"][1]
+    assert "No space left on device" in outputs["cat /dev/zero > /opt/a"][1]
     sizes = [
         int(line.split()[0])
-        for line in said["ls -1s --block-size=1 /opt/a /home/b"][1].splitlines()
+        for line in outputs["ls -1s --block-size=1 /opt/a /home/b"][1].splitlines()
     ]
     assert OVERLAY * 0.9 < sum(sizes) <= OVERLAY
 
@@ -122,11 +122,11 @@ async def test_the_images_environment_and_programs_come_first(
     daemon: Sandboxd, image: Path
 ) -> None:
     environment = ("echo $ASKED $PATH", "python3", "python -c 'print(6 * 7)'", "echo $HOME")
-    said = await ask(daemon, SandboxSpec(image=str(image)), *environment)
-    assert said["echo $ASKED $PATH"][1].startswith("yes /opt/tool/bin:")
-    assert said["python3"] == (0, "the image has its own\n")
-    assert said["python -c 'print(6 * 7)'"] == (0, "42\n"), "ours, where it has none"
-    assert said["echo $HOME"] == (0, "/workspace\n")
+    outputs = await ask(daemon, SandboxSpec(image=str(image)), *environment)
+    assert outputs["echo $ASKED $PATH"][1].startswith("yes /opt/tool/bin:")
+    assert outputs["python3"] == (0, "the image has its own\n")
+    assert outputs["python -c 'print(6 * 7)'"] == (0, "42\n"), "ours, where it has none"
+    assert outputs["echo $HOME"] == (0, "/workspace\n")
 
 
 @pytest.mark.parametrize("link", ["opt", "workspace"])
@@ -169,7 +169,7 @@ async def test_root_of_the_image_is_no_root_of_the_machine(
     if config == "the site's":  # as where Apptainer runs setuid
         (daemon.root / "support" / "apptainer.conf").unlink(missing_ok=True)
     spec = SandboxSpec(image=str(image), overlay_bytes=OVERLAY, fakeroot=True)
-    said = await ask(
+    outputs = await ask(
         daemon,
         spec,
         "id -u; touch /etc/x; ls -n /etc/x",
@@ -177,30 +177,30 @@ async def test_root_of_the_image_is_no_root_of_the_machine(
         "cat /proc/self/status",
         *FORBIDDEN,
     )
-    code, output = said["id -u; touch /etc/x; ls -n /etc/x"]
+    code, output = outputs["id -u; touch /etc/x; ls -n /etc/x"]
     assert (code, output.splitlines()[0], output.split()[3:5]) == (0, "0", ["0", "0"])
-    inside, _, count = said["cat /proc/self/uid_map"][1].split()
+    inside, _, count = outputs["cat /proc/self/uid_map"][1].split()
     assert (inside, count) == ("0", "1")
-    assert said.uids.isdisjoint("0")
-    assert confined(said) == 0xDB, "over files and ids, nothing else"
+    assert outputs.uids.isdisjoint("0")
+    assert confined(outputs) == 0xDB, "over files and ids, nothing else"
 
 
 async def test_an_image_gives_no_power(daemon: Sandboxd, image: Path) -> None:
     for spec in (SandboxSpec(image=str(image)), SandboxSpec(image=str(image), overlay_bytes=1)):
-        said = await ask(daemon, spec, "cat /proc/self/status", *FORBIDDEN)
-        assert said.uids.isdisjoint("0")
-        assert confined(said) == 0
+        outputs = await ask(daemon, spec, "cat /proc/self/status", *FORBIDDEN)
+        assert outputs.uids.isdisjoint("0")
+        assert confined(outputs) == 0
 
 
-def confined(said: Said) -> int:
+def confined(outputs: CommandOutputs) -> int:
     """The capabilities of who tried in vain what is forbidden."""
     status = dict(
         line.split(":\t", 1)
-        for line in said["cat /proc/self/status"][1].splitlines()
+        for line in outputs["cat /proc/self/status"][1].splitlines()
         if ":\t" in line
     )
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
-    assert {command: said[command] for command in FORBIDDEN if said[command][0] == 0} == {}
+    assert {command: outputs[command] for command in FORBIDDEN if outputs[command][0] == 0} == {}
     effective = int(status["CapEff"], 16)
     assert effective == int(status["CapPrm"], 16)
     assert not effective or effective == int(status["CapBnd"], 16)

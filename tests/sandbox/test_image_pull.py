@@ -54,8 +54,8 @@ WIDE = 1 << 40
 
 @pytest.fixture
 def server() -> Iterator[RegistryServer]:
-    with serving(Blobs()) as found:
-        yield found
+    with serving(Blobs()) as registry_server:
+        yield registry_server
 
 
 def seen(registry: Registry, image: Image, tmp_path: Path) -> Path:
@@ -67,7 +67,7 @@ def seen(registry: Registry, image: Image, tmp_path: Path) -> Path:
 
 def listing(tree: Path) -> dict[str, tuple[object, ...]]:
     """Kind, mode, content or aim of everything in a folder; which names are one file."""
-    found: dict[str, tuple[object, ...]] = {}
+    listed: dict[str, tuple[object, ...]] = {}
     first: dict[int, str] = {}
     for path, about in sorted(entries(str(tree))):
         name, kind = os.path.relpath(path, tree), stat.S_IFMT(about.st_mode)
@@ -77,8 +77,8 @@ def listing(tree: Path) -> dict[str, tuple[object, ...]]:
         elif stat.S_ISLNK(about.st_mode):
             content = os.readlink(path)
         mode = 0 if stat.S_ISLNK(about.st_mode) else stat.S_IMODE(about.st_mode) & 0o1777
-        found[name] = (kind, mode, content)
-    return found
+        listed[name] = (kind, mode, content)
+    return listed
 
 
 # ---- what an image says
@@ -128,27 +128,34 @@ LAYERS = (
 """Twelve: whiteouts, an opaque folder, links of both kinds, a device, a pipe, a setuid file."""
 
 
-def test_twelve_layers_are_one_image(
+def test_twelve_layers_are_a_single_image(
     server: RegistryServer, registry: Registry, tmp_path: Path
 ) -> None:
     server.blobs.image("v1", *LAYERS, Env=["PATH=/opt:/bin", "A=it's"], WorkingDir="/opt")
     image = Pull(registry, {}).pull("twelve", f"docker://{server.host}/team/twelve:v1")
     tree = seen(registry, image, tmp_path)
-    found = listing(tree)
-    assert not found.keys() & {"lib/gone", "old/hidden", "etc/dir", "etc/dir/x", "dev/sda", "pipe"}
+    entries = listing(tree)
+    assert not entries.keys() & {
+        "lib/gone",
+        "old/hidden",
+        "etc/dir",
+        "etc/dir/x",
+        "dev/sda",
+        "pipe",
+    }
     for name in ("again", "twice"):  # taken away and made anew by one layer
-        assert (f"{name}/above" in found, f"{name}/below" in found) == (True, False)
-    assert found["old/fresh"][1:] == (0o600, (b"y", "old/fresh"))
-    assert found["opt/two"] == found["opt/one"]
-    assert found["suid"][1] == 0o755
+        assert (f"{name}/above" in entries, f"{name}/below" in entries) == (True, False)
+    assert entries["old/fresh"][1:] == (0o600, (b"y", "old/fresh"))
+    assert entries["opt/two"] == entries["opt/one"]
+    assert entries["suid"][1] == 0o755
     assert os.readlink(tree / "link") == "/etc/hosts"
-    assert found["lib/deep/a"][1:] == (0o640, (b"upper", "lib/deep/a"))
-    assert found["tmp"][1] == 0o1777
+    assert entries["lib/deep/a"][1:] == (0o640, (b"upper", "lib/deep/a"))
+    assert entries["tmp"][1] == 0o1777
     assert (tree / "etc/hosts").read_bytes() == b""  # taken away below: it is a mount point only
     assert (tree / ".prorl-workdir").read_text() == "/opt\nroot\n"
-    told = (tree / ".singularity.d/env/90-environment.sh").read_text()
-    said = ["bash", "-c", f'{told}\necho "$PATH $A"']
-    out = subprocess.run(said, capture_output=True, text=True, check=True)
+    env_script = (tree / ".singularity.d/env/90-environment.sh").read_text()
+    argv = ["bash", "-c", f'{env_script}\necho "$PATH $A"']
+    out = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert out.stdout == "/opt:/bin it's\n"
 
 
@@ -201,13 +208,13 @@ def test_umoci_and_podman_unpack_the_same(
         pytest.skip(f"{program} is the referee, and not installed")
     layout, layers = Blobs(), LAYERS
     if program == "podman":  # it refuses a layer that takes away what stands before it in it
-        known = archive(*(entry for entry in SECOND if entry.name != ".wh.twice"))
-        layers = (LAYERS[0], known, *LAYERS[2:])
+        second_layer = archive(*(entry for entry in SECOND if entry.name != ".wh.twice"))
+        layers = (LAYERS[0], second_layer, *LAYERS[2:])
     layout.image("v1", *layers)
     source = layout.layout(tmp_path / "oci")
     theirs = listing(referee(source, place))
-    for left_out in ("dev/sda", "pipe"):
-        assert theirs.pop(left_out, None)
+    for excluded in ("dev/sda", "pipe"):
+        assert theirs.pop(excluded, None)
     image = Pull(registry, {}).pull("twelve", f"oci:{source}:v1")
     tree = tmp_path / "ours"
     merge(registry.stack(image.digest)[:0:-1], tree)  # without what we add on top
@@ -227,9 +234,9 @@ def test_apptainer_unpacks_the_same(registry: Registry, tmp_path: Path) -> None:
     image = Pull(registry, {}).pull("twelve", f"oci:{place}:v1")
     tree = tmp_path / "ours"
     merge(registry.stack(image.digest)[:0:-1], tree)
-    ours, found = listing(tree), listing(theirs)
+    ours, their_entries = listing(tree), listing(theirs)
     del ours["etc/hosts"]  # which Apptainer empties; beside the rest is what it adds
-    assert {name: found.get(name) for name in ours} == ours
+    assert {name: their_entries.get(name) for name in ours} == ours
 
 
 def test_an_archive_of_docker_save(registry: Registry, tmp_path: Path) -> None:
@@ -251,15 +258,15 @@ def test_an_archive_of_docker_save(registry: Registry, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_a_root_file_system_in_one_archive(
+def test_a_root_file_system_in_a_single_archive(
     registry: Registry, tmp_path: Path, pack: Callable[[bytes], bytes]
 ) -> None:
     path = tmp_path / "root.tar"
     path.write_bytes(pack(archive(*BASE, Entry("dev/sda", kind=tarfile.BLKTYPE))))
     image = Pull(registry, {}).pull("one", f"tarball:{path}")
-    found = listing(seen(registry, image, tmp_path))
-    assert "bin/bash" in found
-    assert "dev/sda" not in found
+    entries = listing(seen(registry, image, tmp_path))
+    assert "bin/bash" in entries
+    assert "dev/sda" not in entries
     path.write_bytes(b"no archive")
     with pytest.raises(UserError):
         Pull(registry, {}).pull("two", f"tarball:{path}")
@@ -301,18 +308,18 @@ def test_layers_are_shared_and_a_second_pull_brings_nothing(
     pulls = Pull(registry, {})
     for number in range(20):
         pulls.pull(f"i{number}", f"docker://{server.host}/x:v{number}")
-    blobs = [path for path, _ in server.asked if "/blobs/" in path]
+    blobs = [path for path, _ in server.downloads if "/blobs/" in path]
     assert len(blobs) == len(set(blobs)) == 20 + 8 + 20  # configurations and layers, each once
     there = registry.list()
     union = sum(each.bytes for each in there if each.is_layer)
     disk = sum(about.st_blocks * 512 for _, about in entries(str(registry.root)))
     assert disk < 1.05 * union, disk / union
-    layers = {path for path, _ in server.asked if "/blobs/" in path}
-    server.asked.clear()
+    layers = {path for path, _ in server.downloads if "/blobs/" in path}
+    server.downloads.clear()
     got: list[int] = []
     pulls.pull("i7", f"docker://{server.host}/x:v7", got.append)
     assert got == []
-    assert len({path for path, _ in server.asked if path in layers}) == 1  # its configuration
+    assert len({path for path, _ in server.downloads if path in layers}) == 1  # its configuration
 
 
 def test_layers_go_with_the_last_image_that_needs_them(
@@ -321,12 +328,12 @@ def test_layers_go_with_the_last_image_that_needs_them(
     server.blobs.image("a", archive(*BASE), archive(Entry("a")))
     server.blobs.image("b", archive(*BASE), archive(Entry("b")))
     pulls = Pull(registry, {})
-    one, two = (pulls.pull(tag, f"docker://{server.host}/x:{tag}") for tag in "ab")
-    if not one.layers:
+    image_a, two = (pulls.pull(tag, f"docker://{server.host}/x:{tag}") for tag in "ab")
+    if not image_a.layers:
         pytest.skip("this machine merges: layers are needed by nothing")
     registry.forget("a")
     (registry.root / "blobs" / "half.new").touch()
-    assert [each.digest for each in registry.collect()] == [one.layers[1]]
+    assert [each.digest for each in registry.collect()] == [image_a.layers[1]]
     assert not list((registry.root / "blobs").iterdir())
     assert registry.find("b") == two
     registry.forget("b")
@@ -341,7 +348,7 @@ def test_layers_go_with_the_last_image_that_needs_them(
     assert {each.digest for each in registry.collect()} == {two.layers[1]}
 
 
-def test_two_nodes_with_one_store_fetch_each_layer_once(
+def test_two_nodes_with_the_same_store_fetch_each_layer_once(
     server: RegistryServer, registry: Registry
 ) -> None:
     server.blobs.image("v1", *LAYERS)
@@ -357,9 +364,9 @@ def test_two_nodes_with_one_store_fetch_each_layer_once(
     for node in nodes:
         node.communicate(b"x", timeout=60)
     assert [node.returncode for node in nodes] == [0, 0, 0]
-    asked = [path for path, _ in server.asked]
+    paths = [path for path, _ in server.downloads]
     layers = json.loads(server.blobs["v1"])["layers"]
-    assert [asked.count(f"/v2/x/blobs/{layer['digest']}") for layer in layers] == [1] * 12
+    assert [paths.count(f"/v2/x/blobs/{layer['digest']}") for layer in layers] == [1] * 12
 
 
 @pytest.mark.skipif(not shutil.which("docker-registry"), reason="Debian's registry is the referee")
@@ -379,7 +386,7 @@ def test_debians_registry(registry: Registry, tmp_path: Path) -> None:
 # ---- registries that misbehave
 
 
-def test_a_token_is_asked_for_with_the_users_secret(
+def test_a_token_is_requested_with_the_users_secret(
     server: RegistryServer,
     registry: Registry,
     tmp_path: Path,
@@ -394,7 +401,7 @@ def test_a_token_is_asked_for_with_the_users_secret(
     assert server.secrets == [f"Basic {secret}"]
 
 
-def test_one_who_is_busy_is_asked_again(server: RegistryServer, registry: Registry) -> None:
+def test_a_busy_registry_is_retried(server: RegistryServer, registry: Registry) -> None:
     server.blobs.image("v1", archive(*BASE))
     server.busy = 2
     assert Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1")
@@ -405,7 +412,7 @@ def test_a_cut_blob_goes_on_where_it_was(server: RegistryServer, registry: Regis
     server.blobs.image("v1", big)
     server.cut_at = 2 << 20
     Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1")
-    ranges = [asked for _, asked in server.asked if asked]
+    ranges = [byte_range for _, byte_range in server.downloads if byte_range]
     assert ranges == [f"bytes={2 << 20}-"]
     assert server.sent < len(gzip.compress(big)) + (64 << 10)
 
@@ -421,7 +428,7 @@ def test_a_killed_pull_goes_on_where_it_was(server: RegistryServer, registry: Re
     with pytest.raises(NotFoundError):
         registry.find("one")
     Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1")
-    assert [asked for _, asked in server.asked if asked] == [f"bytes={1 << 20}-"]
+    assert [byte_range for _, byte_range in server.downloads if byte_range] == [f"bytes={1 << 20}-"]
 
 
 @pytest.mark.parametrize("harm", ["other", "longer", "shorter"])
@@ -517,8 +524,8 @@ def test_a_redirect_leads_nowhere_that_a_registry_may_not_send_a_node(
     server.redirects[name] = location.format(port=port, itself=f"http://{server.host}/v2/x/{name}")
     with pytest.raises(error, match=r"redirects|does not answer|was cut|token server"):
         Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1")
-    num_asked = sum(path.partition("?")[0].endswith(f"/{name}") for path, _ in server.requests)
-    assert num_asked <= remote.TRIES * (1 + remote.MAX_REDIRECTS)
+    num_requests = sum(path.partition("?")[0].endswith(f"/{name}") for path, _ in server.requests)
+    assert num_requests <= remote.TRIES * (1 + remote.MAX_REDIRECTS)
     assert registry.list() == []
     server.redirects.clear()
     assert Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1")
@@ -540,7 +547,7 @@ def test_a_redirect_leads_nowhere_that_a_registry_may_not_send_a_node(
         ("http://127.0.0.1:5000", "https://blobs.example/x", True),
     ],
 )
-def test_who_may_be_asked_for_a_registry(base: str, url: str, is_allowed: bool) -> None:
+def test_which_token_servers_a_registry_may_name(base: str, url: str, is_allowed: bool) -> None:
     if is_allowed:
         remote.check_target(base, url, "it redirects to")
     else:
@@ -629,8 +636,8 @@ async def test_a_refusal_is_the_nodes_and_what_is_not_there_the_tasks_for_a_minu
             await cache.locate(image)
         code = FailureCode.SANDBOX_START if again else FailureCode.BAD_TASK
         assert caught.value.code is code
-    asked = (1 << 20) - server.busy
-    assert asked == (2 if again else 1), "a login, or a push, would not be heard of"
+    num_requests = (1 << 20) - server.busy
+    assert num_requests == (2 if again else 1), "a login, or a push, would not be heard of"
     server.busy = 0  # the login was renewed, or the image was pushed
     if not again:
         with pytest.raises(SandboxError, match="answered 404"):
@@ -699,8 +706,8 @@ def test_pulled_images_are_evicted_by_age_and_size(
     assert registry.names() == ["new", "older", "used"]
     assert names_of(registry.collect(keep_bytes=(2 << 20) + (512 << 10))) == ["older"]
     assert registry.names() == ["new", "used"]
-    left = sum(each.bytes for each in registry.list())
-    assert left < (2 << 20) + (512 << 10), "layers go with their images"
+    total_bytes = sum(each.bytes for each in registry.list())
+    assert total_bytes < (2 << 20) + (512 << 10), "layers go with their images"
 
 
 def names_of(images: tuple[Image, ...]) -> list[str]:
@@ -715,12 +722,12 @@ def test_a_manifest_that_is_another_is_refused(server: RegistryServer, registry:
         Pull(registry, {}).pull("one", f"docker://{server.host}/x@{digest}")
 
 
-def test_a_mirror_is_asked_first_and_the_registry_itself_then(
+def test_a_mirror_is_tried_first_and_the_registry_itself_next(
     server: RegistryServer, registry: Registry
 ) -> None:
     server.blobs.image("v1", archive(*BASE))
     Pull(registry, {"docker.io": f"http://{server.host}"}).pull("one", "docker://debian:v1")
-    assert {path.split("/")[3] for path, _ in server.asked} == {"debian"}
+    assert {path.split("/")[3] for path, _ in server.downloads} == {"debian"}
     with serving(Blobs()) as empty:
         mirrors = {server.host: f"http://{empty.host}"}
         assert Pull(registry, mirrors).pull("two", f"docker://{server.host}/x:v1")

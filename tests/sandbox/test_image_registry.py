@@ -93,7 +93,7 @@ def test_an_image_in_use_stays(registry: Registry) -> None:
     registry.forget("one")
 
 
-def test_what_a_killed_maker_left_is_swept_and_what_a_living_one_makes_is_not(
+def test_unfinished_images_of_a_killed_maker_are_swept_and_those_of_a_live_maker_are_not(
     registry: Registry,
 ) -> None:
     code = (

@@ -67,17 +67,17 @@ async def test_a_pulled_stack_is_run_as_it_is_and_pulled_by_the_first_who_needs_
     folder: Path, base: Path, kind: str
 ) -> None:
     blobs = Blobs()
-    gone = archive(Entry("etc/.wh.image-name"), Entry("etc/own", b"own\n"))
-    blobs.image("v1", packed(base), gone, Env=["MINE=yes", "PATH=/usr/bin:/first"])
+    top_layer = archive(Entry("etc/.wh.image-name"), Entry("etc/own", b"own\n"))
+    blobs.image("v1", packed(base), top_layer, Env=["MINE=yes", "PATH=/usr/bin:/first"])
     with serving(blobs) as server:
         mirrors = {"docker.io": f"http://{server.host}"}
         daemon = await start_daemon(kind, folder, images=str(folder / "images"), mirrors=mirrors)
         spec = SandboxSpec(image="docker://team/x:v1")
         command = "cat /etc/own /etc/image-name 2>&1; touch /etc/x 2>/dev/null || echo $MINE"
         for owner in ("run/1/1", "run/1/2"):
-            _, said = await ask(daemon, spec, command, owner)
-            assert said.splitlines()[0::2] == ["own", "yes"]
-            assert "No such file" in said
+            _, output = await ask(daemon, spec, command, owner)
+            assert output.splitlines()[0::2] == ["own", "yes"]
+            assert "No such file" in output
         written = SandboxSpec(image=spec.image, overlay_bytes=1 << 20, fakeroot=True)
         change = "echo new > /etc/own; cat /etc/own; id -u"
         assert await ask(daemon, written, change, "run/1/3") == (0, "new\n0\n")
@@ -102,7 +102,7 @@ async def test_a_pulled_stack_is_run_as_it_is_and_pulled_by_the_first_who_needs_
         assert registry.names() == ["x_v1"]
         assert registry.collect(older_than_s=0, keep_bytes=0) != ()
         assert registry.list() == []
-    layers = [path for path, _ in server.asked if "/blobs/" in path]
+    layers = [path for path, _ in server.downloads if "/blobs/" in path]
     assert len(layers) == len(set(layers)) == 3
 
 
@@ -129,9 +129,9 @@ async def test_a_sif_is_unpacked_once_by_32_starts_of_two_daemons(
 ) -> None:
     monkeypatch.setenv("PATH", counting(folder)["PATH"])
     caches = [ImageCache(folder / "images") for _ in range(2)]
-    found = await asyncio.gather(*(cache.locate(str(sif)) for cache in caches for _ in range(16)))
-    assert len(set(found)) == 1
-    assert Path(*found[0], "etc", "image-name").read_text() == "mine\n"
+    located = await asyncio.gather(*(cache.locate(str(sif)) for cache in caches for _ in range(16)))
+    assert len(set(located)) == 1
+    assert Path(*located[0], "etc", "image-name").read_text() == "mine\n"
     assert (folder / "calls").read_text() == "x\n"
     for cache in caches:
         await cache.close()

@@ -52,13 +52,13 @@ def _has_network_namespaces() -> bool:
 
 def orphan_of(mine: SocketFolder, root: Path) -> SocketFolder | None:
     """This root's folder if its owner is dead; others are left as they are."""
-    found = None
+    orphan = None
     for folder in orphans(mine):
         if folder.root == root:
-            found = folder
+            orphan = folder
         else:
             folder.release()
-    return found
+    return orphan
 
 
 async def test_a_folder_is_an_orphan_from_the_death_of_its_owner_on(folder: Path) -> None:
@@ -67,16 +67,16 @@ async def test_a_folder_is_an_orphan_from_the_death_of_its_owner_on(folder: Path
         assert orphan_of(mine, folder / "other") is None
         other.kill()
         other.wait()
-        found = orphan_of(mine, folder / "other")
-        assert found is not None
-        assert found.path.is_dir()
-        found.remove()
-        assert not found.path.exists()
+        orphan = orphan_of(mine, folder / "other")
+        assert orphan is not None
+        assert orphan.path.is_dir()
+        orphan.remove()
+        assert not orphan.path.exists()
     mine.remove()
     assert not mine.path.exists()
 
 
-async def test_two_sandboxds_on_one_root_is_one_clear_line(folder: Path) -> None:
+async def test_a_second_sandboxd_on_a_root_is_refused_in_a_single_line(folder: Path) -> None:
     with claimed_by_another(folder), pytest.raises(ConfigError, match="another sandboxd works in"):
         await claim(folder)
 
@@ -175,10 +175,10 @@ def test_no_two_network_namespaces_share_a_block(folder: Path) -> None:
     mine = Uids()
     uid = mine.take()
     living = subprocess.Popen(["sleep", "60"], user=uid)
-    said = "from prorl.sandbox.node.uids import Uids\nuids = Uids()\n"
-    said += f"with uids.holding_dead_block({uid}) as dead: print(dead, {uid} in uids.block)"
+    program = "from prorl.sandbox.node.uids import Uids\nuids = Uids()\n"
+    program += f"with uids.holding_dead_block({uid}) as dead: print(dead, {uid} in uids.block)"
     try:
-        argv = ["unshare", "--net", sys.executable, "-c", said]
+        argv = ["unshare", "--net", sys.executable, "-c", program]
         theirs = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
         assert theirs.split() == ["False", "False"]
         assert living.poll() is None

@@ -38,7 +38,7 @@ def test_a_kind_is_named_nowhere_but_in_its_own_file() -> None:
     """What a kind needs or can do is asked of its record, never decided by its name."""
     names = "|".join(kinds.CATALOGUE)
     decided = re.compile(rf"""([=!]=|\bin\b)\s*\(?["'](?:{names})["']|case ["'](?:{names})["']""")
-    found = [
+    offenders = [
         f"{path.relative_to(ROOM)}: {line.strip()}"
         for path in ROOM.rglob("*.py")
         for line in path.read_text().splitlines()
@@ -46,7 +46,7 @@ def test_a_kind_is_named_nowhere_but_in_its_own_file() -> None:
         # of nodes and clusters some are local, too
         if "local" not in line or "kind" in line
     ]
-    assert not found
+    assert not offenders
 
 
 def test_a_wrong_kind_is_refused_before_anything_is_started() -> None:
@@ -63,8 +63,8 @@ async def test_a_users_kind_is_probed_and_runs(
     ):
         assert kinds.names() == (*kinds.CATALOGUE, "microvm", "absent")
         assert "microvm" not in kinds.automatic()
-        found = await probe_kind("absent")
-        assert (found.works, found.reason, found.fix) == (False, "no /dev/kvm", "buy one")
+        verdict = await probe_kind("absent")
+        assert (verdict.works, verdict.reason, verdict.fix) == (False, "no /dev/kvm", "buy one")
         assert await choose("microvm") == "microvm"
 
 

@@ -63,21 +63,21 @@ async def test_siblings_share_a_layer_and_see_nothing_of_the_hosts_packages(
     kind: str, sandbox_kind: str, tmp_path: Path
 ) -> None:
     kind = kind or sandbox_kind
-    found = await probe_kind(kind)
-    if not found.works:
-        pytest.skip(f"{kind} does not work here: {found.reason}")
+    verdict = await probe_kind(kind)
+    if not verdict.works:
+        pytest.skip(f"{kind} does not work here: {verdict.reason}")
     wheel(tmp_path / "wheels")
     spec = SandboxSpec(requirements=("hello==1.0",), wheels=str(tmp_path / "wheels"))
     async with spawned(kind, images=str(tmp_path / "images")) as (host, _):
-        said = await asyncio.gather(*(_ask(host, spec, "python3", "-c", LOOK) for _ in range(4)))
+        outputs = await asyncio.gather(*(_ask(host, spec, "python3", "-c", LOOK) for _ in range(4)))
         assert (await _ask(host, spec, "hello")) == "said 1\n"
         write = "from pathlib import Path; import hello; Path(hello.__file__).write_text('')"
         with pytest.raises(AssertionError, match=r"Read-only|Permission denied"):
             await _ask(host, spec, "python3", "-c", write)
         plain = await _ask(host, SandboxSpec(), "python3", "-c", "import sys; print(sys.path)")
-    assert len(set(said)) == 1
-    assert said[0].count("site-packages") == 1, "the layer's own"
-    assert said[0].endswith("1\n")
+    assert len(set(outputs)) == 1
+    assert outputs[0].count("site-packages") == 1, "the layer's own"
+    assert outputs[0].endswith("1\n")
     assert "layer" not in plain
     assert [image.source for image in Registry(tmp_path / "images").list()] == [
         f"packages hello==1.0 from {tmp_path / 'wheels'}"
@@ -223,16 +223,16 @@ async def test_a_layer_that_another_node_uses_is_used_at_once(tmp_path: Path) ->
     """Two nodes of one host share a registry; what one holds the other need not wait for."""
     wheel(tmp_path / "wheels")
     recipe = LayerRecipe(("hello",), str(tmp_path / "wheels"))
-    one, other = (ImageCache(tmp_path / "images") for _ in range(2))
+    cache, other = (ImageCache(tmp_path / "images") for _ in range(2))
     try:
-        folder = await one.layer(recipe)
+        folder = await cache.layer(recipe)
         async with asyncio.timeout(20):
             assert await other.layer(recipe) == folder
         job = await asyncio.to_thread(recipe.job)
         made = await asyncio.to_thread(make_layer, Registry(tmp_path / "images"), job)
         assert made.digest == job["digest"]
     finally:
-        await one.close()
+        await cache.close()
         await other.close()
 
 
@@ -243,5 +243,5 @@ def test_a_host_requirement_that_cannot_be_met_is_refused(name: str, says: str) 
     assert "\n" not in str(caught.value)
 
 
-def test_a_host_requirement_that_is_met_is_taken() -> None:
+def test_a_satisfied_host_requirement_is_accepted() -> None:
     assert LayerRecipe(("pytest>=1",), "host").digest()

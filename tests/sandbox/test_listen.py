@@ -30,18 +30,18 @@ class Served:
 
     def __init__(self, together: int) -> None:
         self._barrier = asyncio.Barrier(together)
-        self.begun, self.gone = asyncio.Event(), asyncio.Event()
+        self.begun, self.disconnected = asyncio.Event(), asyncio.Event()
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = await reader.read(4096)
         self.begun.set()
         if request != b"x":
             await self._barrier.wait()
-            said = b"for" + request.split()[1]
-            head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(said)}\r\nConnection: close\r\n\r\n"
-            writer.write(head.encode() + said)
+            body = b"for" + request.split()[1]
+            head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            writer.write(head.encode() + body)
         elif not await reader.read():
-            self.gone.set()
+            self.disconnected.set()
         writer.close()
 
 
@@ -62,39 +62,39 @@ async def sandbox_of(sandboxd: Sandboxd) -> AsyncIterator[ConnectedSandbox]:
 async def test_four_callers_at_once_in_each_of_two_sandboxes(sandboxd: Sandboxd, kind: str) -> None:
     """The port is the same in both, where each has a network of its own."""
     async with (
-        sandbox_of(sandboxd) as one,
+        sandbox_of(sandboxd) as first_sandbox,
         sandbox_of(sandboxd) as two,
-        served(one) as (_, port),
+        served(first_sandbox) as (_, port),
         served(two) as (_, second),
     ):
         assert (port, second) == (8000, 8000) if kind != "local" else port != second
-        said = await asyncio.gather(
-            one.exec(["python3", "-c", ASK % port], 60.0),
+        results = await asyncio.gather(
+            first_sandbox.exec(["python3", "-c", ASK % port], 60.0),
             two.exec(["python3", "-c", ASK % second], 60.0),
         )
-        assert [result.output for result in said] == ["for/0 for/1 for/2 for/3\n"] * 2
+        assert [result.output for result in results] == ["for/0 for/1 for/2 for/3\n"] * 2
 
 
-async def test_a_caller_that_dies_is_heard_to_go(sandboxd: Sandboxd) -> None:
+async def test_the_death_of_a_caller_closes_its_connection(sandboxd: Sandboxd) -> None:
     async with sandbox_of(sandboxd) as sandbox, served(sandbox) as (answers, port):
         calling = asyncio.create_task(sandbox.exec(["python3", "-c", HANG % port], 300.0))
         await answers.begun.wait()
         calling.cancel()  # which ends the program
-        await answers.gone.wait()
+        await answers.disconnected.wait()
 
 
-async def test_a_sandbox_that_dies_is_heard_to_go(sandboxd: Sandboxd) -> None:
+async def test_the_death_of_a_sandbox_closes_its_connections(sandboxd: Sandboxd) -> None:
     async with sandbox_of(sandboxd) as sandbox, served(sandbox) as (answers, port):
         calling = asyncio.create_task(sandbox.exec(["python3", "-c", HANG % port], 300.0))
         await answers.begun.wait()
         await sandboxd.host.stop(sandbox.ref)
-        await answers.gone.wait()
+        await answers.disconnected.wait()
         with pytest.raises(SandboxError) as caught:
             await calling
         assert caught.value.code is FailureCode.SANDBOX_LOST
 
 
-async def test_a_port_that_is_taken_inside_costs_nothing(sandboxd: Sandboxd) -> None:
+async def test_a_port_in_use_inside_costs_nothing(sandboxd: Sandboxd) -> None:
     async with sandbox_of(sandboxd) as sandbox:
         first = await sandbox.listen()  # stands for a server that the task's own setup started
         with first:

@@ -37,9 +37,9 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("heard", [False, True], ids=["under way", "answered"])
-async def test_a_call_whose_worker_was_killed_is_answered_to_the_next_one(
-    sandboxd: Sandboxd, heard: bool
+@pytest.mark.parametrize("was_received", [False, True], ids=["under way", "answered"])
+async def test_a_call_of_a_killed_worker_is_answered_to_its_successor(
+    sandboxd: Sandboxd, was_received: bool
 ) -> None:
     ref = await sandboxd.host.start("run/1/1", "run", SPEC)
     argv = (str(sandboxd.root / "unused"), *ref, COUNT["command"])
@@ -49,7 +49,7 @@ async def test_a_call_whose_worker_was_killed_is_answered_to_the_next_one(
     assert worker.stdout is not None
     assert await worker.stdout.readline() == b"asks\n"
     async with sandboxd.host.connect(ref) as sandbox:
-        if heard:
+        if was_received:
             assert await worker.stdout.readline() == b"heard\n"
         else:
             await asyncio.sleep(0.15)  # whichever step it is at: the answer is the same
@@ -61,7 +61,7 @@ async def test_a_call_whose_worker_was_killed_is_answered_to_the_next_one(
         assert (await sandbox.call("bash", COUNT, 20.0)).output == "n=2 2\n"
 
 
-async def test_a_call_that_is_cancelled_ends_and_is_not_known_later(sandboxd: Sandboxd) -> None:
+async def test_a_cancelled_call_ends_and_is_unknown_later(sandboxd: Sandboxd) -> None:
     ref = await sandboxd.host.start("run/1/1", "run", SPEC)
     async with sandboxd.host.connect(ref) as sandbox:
         sandbox.mark(CallId(0, 0, 0))
@@ -93,9 +93,9 @@ async def test_an_earlier_life_is_refused(sandboxd: Sandboxd) -> None:
 async def test_a_sandbox_that_knows_a_first_call_lies(sandboxd: Sandboxd) -> None:
     """Who says so is the agent's, and its failure is not ours."""
     ref = await sandboxd.host.start("run/1/1", "run", SPEC)
-    async with sandboxd.host.connect(ref) as one, sandboxd.host.connect(ref) as two:
-        one.mark(CallId(0, 5, 0))
-        await one.call("bash", COUNT, 20.0)
+    async with sandboxd.host.connect(ref) as connection, sandboxd.host.connect(ref) as two:
+        connection.mark(CallId(0, 5, 0))
+        await connection.call("bash", COUNT, 20.0)
         two.mark(CallId(0, 0, 0))
         with pytest.raises(SandboxError) as broken:
             await two.call("bash", COUNT, 20.0)
@@ -108,10 +108,10 @@ async def test_memory_is_bounded_and_says_what_it_has_forgotten() -> None:
         ask = {"op": "exec", "argv": [str(step)], "call": [0, 0, 0, step]}
         assert memory.recall(ask, b"") is None
         memory.keep(ask, b"", ({"ok": True}, big))
-    found = [
+    answers = [
         memory.recall({"op": "exec", "argv": [str(step)], "call": [1, 0, 0, step]}, b"")
         for step in range(3)
     ]
-    assert [bool(answer and answer[0].get("unknown")) for answer in found] == [True, False, False]
+    assert [bool(answer and answer[0].get("unknown")) for answer in answers] == [True, False, False]
     other = memory.recall({"op": "exec", "argv": ["rm"], "call": [1, 0, 0, 2]}, b"")
     assert (other or ({},))[0].get("unknown"), "it is asked something else than before"

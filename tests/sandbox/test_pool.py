@@ -32,29 +32,29 @@ async def pool(folder: Path) -> AsyncIterator[SandboxPool]:
     assert not (folder / "root" / "live").exists()
 
 
-async def warm_one(pool: SandboxPool) -> tuple[str, int]:
+async def warm_sandbox(pool: SandboxPool) -> tuple[str, int]:
     """Wait for the one that is kept ready: its id and its launcher's pid."""
     await until(lambda: pool.status()["warm"] == 1)
-    (found,) = (entry for entry in pool.status()["sandboxes"] if not entry["owner"])
-    return found["id"], found["pid"]
+    (idle,) = (entry for entry in pool.status()["sandboxes"] if not entry["owner"])
+    return idle["id"], idle["pid"]
 
 
-async def test_a_start_takes_the_warm_one_and_has_it_replaced(pool: SandboxPool) -> None:
+async def test_a_start_uses_the_warm_sandbox_and_has_it_replaced(pool: SandboxPool) -> None:
     await pool.start("run/1/1", "run", SPEC)
-    ready, _ = await warm_one(pool)
+    ready, _ = await warm_sandbox(pool)
     assert (await pool.start("run/2/1", "run", SPEC)).sandbox_id == ready
-    assert (await warm_one(pool))[0] != ready
+    assert (await warm_sandbox(pool))[0] != ready
 
 
 async def test_another_spec_does_not_get_it(pool: SandboxPool) -> None:
     await pool.start("run/1/1", "run", SPEC)
-    ready, _ = await warm_one(pool)
+    ready, _ = await warm_sandbox(pool)
     assert (await pool.start("run/2/1", "run", OTHER)).sandbox_id != ready
 
 
-async def test_a_warm_one_that_died_is_not_lent(pool: SandboxPool) -> None:
+async def test_a_dead_warm_sandbox_is_not_lent(pool: SandboxPool) -> None:
     await pool.start("run/1/1", "run", SPEC)
-    ready, pid = await warm_one(pool)
+    ready, pid = await warm_sandbox(pool)
     os.kill(pid, signal.SIGKILL)
     ref = await pool.start("run/2/1", "run", SPEC)  # perhaps before its end was heard of
     await until(lambda: ready not in [entry["id"] for entry in pool.status()["sandboxes"]])
@@ -69,7 +69,7 @@ async def test_a_warm_one_that_died_is_not_lent(pool: SandboxPool) -> None:
     os.getuid() != 0,
     reason="only root's sandboxes have a uid and control groups, whose end has to be waited for",
 )
-async def test_who_is_to_blame_is_known_before_all_is_cleared_up(pool: SandboxPool) -> None:
+async def test_the_blame_is_decided_before_all_is_cleaned_up(pool: SandboxPool) -> None:
     ref = await pool.start("run/1/1", "run", SPEC)
     (pid,) = (entry["pid"] for entry in pool.status()["sandboxes"] if entry["id"] == ref.sandbox_id)
     there: list[bool] = []

@@ -132,7 +132,7 @@ async def test_a_tunnel_passes_bytes_both_ways_until_both_ends_are_done() -> Non
         assert ways.refusals() == []
 
 
-async def test_a_plain_request_is_one_for_the_host_that_was_checked() -> None:
+async def test_a_plain_request_goes_to_the_host_that_was_checked() -> None:
     """A second one behind it, for another host, goes nowhere; nor does what is the proxy's."""
     async with serving() as ways:
         port = ways.server.port
@@ -232,7 +232,7 @@ async def test_refusals_are_counted_and_bounded() -> None:
         assert ways.refusals() == []
 
 
-async def test_a_sandbox_has_so_many_connections_and_the_next_one_waits() -> None:
+async def test_a_sandbox_has_a_limit_of_connections_and_the_next_waits() -> None:
     async with serving() as ways:
         target = f"CONNECT site.test:{ways.server.port} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
         opened = [await ways.connect() for _ in range(proxy.MAX_CONNECTIONS + 1)]
@@ -338,7 +338,7 @@ async def test_the_nodes_own_proxy_gets_the_checked_address_or_the_name(resolves
             assert len(targets) == 1
 
 
-async def test_a_refusal_of_the_nodes_own_proxy_is_said() -> None:
+async def test_a_refusal_of_the_nodes_own_proxy_is_reported() -> None:
     async def upstream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")

@@ -84,7 +84,7 @@ def test_sandboxd_hears_where_the_service_is_and_no_password_is_on_its_command_l
         ({"upstream": "socks5://proxy:1080"}, "http://[USER:PASSWORD@]HOST:PORT"),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_in_one_line(values: Json, problem: str) -> None:
+def test_an_invalid_setting_is_refused_in_a_single_line(values: Json, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(NetworkConfig, values, "test")
     assert problem in str(caught.value)

@@ -12,10 +12,10 @@ ROOT = Path(__file__).parents[2]
 
 def test_ci_requires_every_kind_that_isolates() -> None:
     script = re.sub(r"^make .*$", "env", (ROOT / ".ci" / "run").read_text(), flags=re.MULTILINE)
-    found = subprocess.run(
+    completed = subprocess.run(
         ["bash", "-c", script, str(ROOT / ".ci" / "run")],
         env={"PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
     )
-    assert "PRORL_REQUIRE=apptainer,pyns" in found.stdout.splitlines(), found.stderr
+    assert "PRORL_REQUIRE=apptainer,pyns" in completed.stdout.splitlines(), completed.stderr

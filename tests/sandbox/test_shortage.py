@@ -26,7 +26,7 @@ from tests.waiting import until
 SPEC = SandboxSpec(tools=("bash",))
 
 
-async def test_no_descriptors_left(kind: str, folder: Path) -> None:
+async def test_starts_without_free_descriptors_fail_and_recover(kind: str, folder: Path) -> None:
     """Starts fail as infrastructure, whichever of their steps lacks one, ends do not; with
     descriptors again nothing is left, and the next start works.
     """
@@ -45,20 +45,22 @@ async def test_no_descriptors_left(kind: str, folder: Path) -> None:
         assert FAILURE_CLASS[caught.value.code] is FailureClass.INFRA
         assert "Too many open files" in caught.value.message
     resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
-    left, _ = await watched.until_none()
-    assert (left.total, _descriptors(pid)) == (0, used), left
+    leftovers, _ = await watched.until_none()
+    assert (leftovers.total, _descriptors(pid)) == (0, used), leftovers
 
     stopped = await daemon.host.start("run/0/3", "run", SPEC)
     await daemon.host.start("run/1/3", "run", SPEC)
     (killed,) = (
-        one["pid"] for one in (await daemon.host.status())["sandboxes"] if one["owner"] == "run/1/3"
+        sandbox["pid"]
+        for sandbox in (await daemon.host.status())["sandboxes"]
+        if sandbox["owner"] == "run/1/3"
     )
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (_descriptors(pid), before[1]))
     os.kill(killed, signal.SIGKILL)
     await daemon.host.stop(stopped)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
-    left, _ = await watched.until_none()
-    assert (left.total, (await daemon.host.status())["live"]) == (0, 0), left
+    leftovers, _ = await watched.until_none()
+    assert (leftovers.total, (await daemon.host.status())["live"]) == (0, 0), leftovers
     await is_usable(daemon.host, "run/1/4")
     await end(daemon)
 
@@ -81,8 +83,8 @@ async def test_no_room_on_the_disk_of_its_notes(folder: Path) -> None:
     resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, before)
     await daemon.host.stop(first)
     await daemon.host.stop(await daemon.host.start("run/2/1", "run", SPEC))
-    left, _ = await watched.until_none()
-    assert left.total == 0, left
+    leftovers, _ = await watched.until_none()
+    assert leftovers.total == 0, leftovers
     await end(daemon)
 
 
@@ -98,7 +100,7 @@ async def test_a_root_with_a_long_path(kind: str, folder: Path) -> None:
     await end(daemon)
 
 
-def test_a_socket_with_a_long_path_is_one_clear_line(folder: Path) -> None:
+def test_a_socket_with_a_long_path_is_refused_in_a_single_line(folder: Path) -> None:
     long = folder / ("s" * 120)
     argv = command(folder, "local", socket=str(long))
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
@@ -112,7 +114,11 @@ async def test_a_node_short_of_memory_takes_fewer(folder: Path) -> None:
     groups = Cgroups(f"short-{os.getpid()}")
     if "memory" not in groups.enforced:
         pytest.skip("no group with memory can be made here")
-    group = next(one for one in groups.make("box", 370 << 20, 400, 0.0) if "memory" in one)
+    group = next(
+        controller
+        for controller in groups.make("box", 370 << 20, 400, 0.0)
+        if "memory" in controller
+    )
     hog = subprocess.Popen(
         [sys.executable, "-I", "-c", "input(); x = bytearray(b'x') * (320 << 20); input()"],
         stdin=subprocess.PIPE,

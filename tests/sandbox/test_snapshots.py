@@ -97,7 +97,7 @@ class Siblings:
         self.num_works = 0
         self.failing = 0
 
-    async def one(self, number: int) -> str:
+    async def prepare(self, number: int) -> str:
         async with _fresh(self._host, number) as sandbox:
 
             async def work() -> None:
@@ -109,7 +109,7 @@ class Siblings:
                     raise TaskError("no setup")
 
             copied = await self._host.prepare(sandbox, self._key, work)
-            found = await sandbox.exec(
+            result = await sandbox.exec(
                 [
                     "bash",
                     "-c",
@@ -117,28 +117,28 @@ class Siblings:
                 ],
                 10.0,
             )
-            return f"{'copied' if copied else 'worked'} {found.output}"
+            return f"{'copied' if copied else 'worked'} {result.output}"
 
 
 async def test_eight_siblings_prepare_once(daemon: Sandboxd) -> None:
     siblings = Siblings(daemon.host, SLOW)
-    found = await asyncio.gather(*(siblings.one(number) for number in range(8)))
+    outputs = await asyncio.gather(*(siblings.prepare(number) for number in range(8)))
     assert siblings.num_works == 1
-    assert sorted(text.split()[0] for text in found) == ["copied"] * 7 + ["worked"]
+    assert sorted(text.split()[0] for text in outputs) == ["copied"] * 7 + ["worked"]
     # one random token: the work ran once, wherever it is looked at
-    assert len({tuple(text.split()[1:]) for text in found}) == 1
-    assert found[0].split()[2:] == ["1", "755"]
+    assert len({tuple(text.split()[1:]) for text in outputs}) == 1
+    assert outputs[0].split()[2:] == ["1", "755"]
 
 
 async def test_the_failure_of_the_first_is_its_own(daemon: Sandboxd) -> None:
     siblings = Siblings(daemon.host, SLOW)
     siblings.failing = 1
-    found = await asyncio.gather(
-        *(siblings.one(number) for number in range(4)), return_exceptions=True
+    outputs = await asyncio.gather(
+        *(siblings.prepare(number) for number in range(4)), return_exceptions=True
     )
-    assert sum(isinstance(text, TaskError) for text in found) == 1
+    assert sum(isinstance(text, TaskError) for text in outputs) == 1
     assert siblings.num_works == 2
-    assert sorted(text.split()[0] for text in found if isinstance(text, str)) == [
+    assert sorted(text.split()[0] for text in outputs if isinstance(text, str)) == [
         "copied",
         "copied",
         "worked",
@@ -148,7 +148,7 @@ async def test_the_failure_of_the_first_is_its_own(daemon: Sandboxd) -> None:
 async def test_quick_work_is_done_by_everybody(daemon: Sandboxd) -> None:
     siblings = Siblings(daemon.host)
     for number in range(3):
-        assert (await siblings.one(number)).startswith("worked")
+        assert (await siblings.prepare(number)).startswith("worked")
     assert siblings.num_works == 3
 
 
@@ -164,10 +164,10 @@ async def test_a_process_that_dies_leaves_its_claim_to_the_next(
     maker = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
     assert maker.stdout is not None
     await maker.stdout.readline()
-    next_one = Siblings(daemon.host, SLOW)
-    waiting = asyncio.create_task(next_one.one(1))
+    next_siblings = Siblings(daemon.host, SLOW)
+    waiting = asyncio.create_task(next_siblings.prepare(1))
     await asyncio.sleep(0.5)
-    assert next_one.num_works == 0
+    assert next_siblings.num_works == 0
     maker.kill()
     await maker.wait()
     assert (await asyncio.wait_for(waiting, 20)).startswith("worked")
@@ -176,17 +176,17 @@ async def test_a_process_that_dies_leaves_its_claim_to_the_next(
 async def test_a_caller_that_gives_up_leaves_its_claim_to_the_next(daemon: Sandboxd) -> None:
     for number, leave in enumerate(("making", "waiting")):
         first = Siblings(daemon.host, "sleep 20", key=leave)
-        maker = asyncio.create_task(first.one(100 + number))
+        maker = asyncio.create_task(first.prepare(100 + number))
         await until(lambda first=first: first.num_works)  # type: ignore[misc]
-        next_one = Siblings(daemon.host, SLOW, key=leave)
-        waiting = asyncio.create_task(next_one.one(number))
+        next_siblings = Siblings(daemon.host, SLOW, key=leave)
+        waiting = asyncio.create_task(next_siblings.prepare(number))
         await asyncio.sleep(0.5)
-        assert next_one.num_works == 0
+        assert next_siblings.num_works == 0
         if leave == "waiting":
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
-            waiting = asyncio.create_task(next_one.one(50))
+            waiting = asyncio.create_task(next_siblings.prepare(50))
         maker.cancel()
         assert (await asyncio.wait_for(waiting, 20)).startswith("worked")
         with pytest.raises(asyncio.CancelledError):

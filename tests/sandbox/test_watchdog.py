@@ -58,10 +58,10 @@ async def two(
     async with pool(name, folder) as sandboxes:
         refs = [await sandboxes.start(f"run/{number}/1", "run", SPEC) for number in (1, 2)]
         async with (
-            connected(refs[0], sandboxes.fate) as one,
+            connected(refs[0], sandboxes.fate) as first,
             connected(refs[1], sandboxes.fate) as other,
         ):
-            yield sandboxes, one, other
+            yield sandboxes, first, other
 
 
 async def ended(sandbox: ConnectedSandbox, command: str) -> SandboxError:
@@ -92,7 +92,7 @@ async def test_memory_that_is_shared_counts_once(kind: str, folder: Path) -> Non
             )
             assert (await sandbox.call("bash", {"command": command}, 20.0)).exit_code == 0
             resident = [procfs.stat(pid) for pid in marked(mark)]
-            assert sum(found.rss_bytes for found in resident if found) > SPEC.memory_bytes
+            assert sum(usage.rss_bytes for usage in resident if usage) > SPEC.memory_bytes
             await sandboxes._maker._watchdog.look()
             assert (await sandbox.exec(["echo", "fine"], 20.0)).output == "fine\n"
 

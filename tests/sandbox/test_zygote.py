@@ -86,7 +86,7 @@ async def starts() -> AsyncIterator[Starts]:
     made.zygote.close()
 
 
-async def test_pid_one_is_the_zygotes_own_child(starts: Starts, folder: Path) -> None:
+async def test_pid_1_is_the_zygotes_own_child(starts: Starts, folder: Path) -> None:
     assert await starts.start(folder, "a") == "ok"
     await until(lambda: "a" in starts.pids, "the zygote says its pid")
     pid = starts.pids["a"]
@@ -106,8 +106,8 @@ async def test_a_start_that_fails_says_why_and_leaves_the_zygote_as_it_was(
     await starts.end("a")
     before = starts.fds()
     for number in range(5):
-        said = await starts.start(folder, f"b{number}", image="/no/such/image")
-        assert "No such file" in said
+        message = await starts.start(folder, f"b{number}", image="/no/such/image")
+        assert "No such file" in message
         await until(lambda: f"b{number}" in starts.exits, "the zygote says that it has ended")  # noqa: B023
         assert os.WEXITSTATUS(starts.exits[f"b{number}"].status) == EXIT_CRASHED
     assert starts.fds() == before

@@ -307,6 +307,10 @@ async def test_terminals_are_not_the_agents_to_take_over(box: Box, request_: int
 
 async def test_rare_protocols_are_refused(box: Box) -> None:
     """Attack surface that no tool needs: UDP-Lite, MPTCP; TCP passes."""
-    for kind, protocol, said in ((2, 136, "not supported"), (1, 262, "not supported"), (1, 6, "")):
+    for kind, protocol, expected in (
+        (2, 136, "not supported"),
+        (1, 262, "not supported"),
+        (1, 6, ""),
+    ):
         _, output = await box.py(f"import socket; socket.socket(2, {kind}, {protocol})")
-        assert said in output if said else output == "", output
+        assert expected in output if expected else output == "", output

@@ -29,8 +29,8 @@ FILL = "cat /dev/zero > /dev/shm/fill; cat /dev/zero > /tmp/fill"
 
 
 async def launcher_of(box: Box) -> int:
-    found = (await box.daemon.host.status())["sandboxes"]
-    pid: int = next(one["pid"] for one in found if one["id"] == box.ref.sandbox_id)
+    sandboxes = (await box.daemon.host.status())["sandboxes"]
+    pid: int = next(entry["pid"] for entry in sandboxes if entry["id"] == box.ref.sandbox_id)
     return pid
 
 

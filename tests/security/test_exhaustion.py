@@ -43,20 +43,20 @@ async def test_number_of_processes_is_bounded(box: Box) -> None:
     assert 10 < int(output) < 64
 
 
-async def test_memory_of_one_process(box: Box) -> None:
+async def test_memory_of_a_single_process(box: Box) -> None:
     code, output = await box.py("x = bytearray(3 << 30)")
     assert code == 1
     assert "MemoryError" in output
     assert await box.sh("echo alive") == (0, "alive\n")
 
 
-async def test_all_of_it_goes_first_when_the_machine_has_no_memory_left(box: Box) -> None:
+async def test_all_of_it_is_killed_first_when_the_machine_runs_out_of_memory(box: Box) -> None:
     where = "/proc/self" if box.kind == "local" else "/proc/[0-9]*"
     _, output = await box.sh(f"cat {where}/oom_score_adj; sleep 0.05; cat /proc/self/oom_score_adj")
     assert set(output.split()) == {"1000"}
 
 
-async def test_size_of_one_file(box: Box) -> None:
+async def test_size_of_a_single_file(box: Box) -> None:
     await box.sh("head -c 200M /dev/zero > big; truncate -s 1T sparse")
     _, output = await box.sh("stat -c %s big sparse; rm -f big sparse")
     assert output.split() == [str(SPEC.file_bytes), "0"]

@@ -31,7 +31,9 @@ async def test_daemons_end_with_the_sandbox(box: Box) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="without root all of local has one uid, and says so")
-async def test_files_and_system_v_objects_are_not_left_to_the_next_of_its_uid(box: Box) -> None:
+async def test_the_next_sandbox_of_a_uid_inherits_no_files_and_no_system_v_objects(
+    box: Box,
+) -> None:
     need_own_uid(box)
     mark = f"prorl-left-{os.getpid()}-{box.kind}"
     code = (
@@ -46,9 +48,13 @@ async def test_files_and_system_v_objects_are_not_left_to_the_next_of_its_uid(bo
     uid = int(output)
     await box.daemon.host.stop(box.ref)
     assert not [folder for folder in folders.split() if os.path.lexists(f"{folder}/{mark}")]
-    left = [found for found in procfs.sysv_objects() if uid in (found.uid, found.creator)]
+    leftovers = [
+        sysv_object
+        for sysv_object in procfs.sysv_objects()
+        if uid in (sysv_object.uid, sysv_object.creator)
+    ]
     assert code_of == 0
-    assert not left
+    assert not leftovers
 
 
 async def test_a_fork_storm_does_not_outrun_stop(box: Box) -> None:
@@ -74,7 +80,7 @@ async def test_a_tree_of_any_depth_and_name_is_removed(box: Box) -> None:
     assert list((box.daemon.root / "live").iterdir()) == []
 
 
-async def test_two_sandboxes_of_one_name_are_two(box: Box) -> None:
+async def test_two_sandboxes_of_the_same_name_are_distinct(box: Box) -> None:
     host = box.daemon.host
     refs = [await host.start("run/7/1", "run", SPEC) for _ in range(2)]
     assert len({ref.sandbox_id for ref in refs}) == len({ref.socket_path for ref in refs}) == 2
