@@ -27,10 +27,10 @@ def test_help_wraps_its_paragraphs_and_lists_no_option_that_nobody_wrote(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert dispatch([name, "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith(f"Usage: prorl {name}")
-    assert not re.search(r"--(empty|no)-(?!wait)|ACTION --action|default: (\"\"|False)", shown)
-    for paragraph in shown.partition("╭")[0].split("\n\n"):
+    help_text = capsys.readouterr().out
+    assert help_text.startswith(f"Usage: prorl {name}")
+    assert not re.search(r"--(empty|no)-(?!wait)|ACTION --action|default: (\"\"|False)", help_text)
+    for paragraph in help_text.partition("╭")[0].split("\n\n"):
         lines = paragraph.splitlines()
         for line, following in pairwise(lines):
             assert len(f"{line} {following.split()[0]}") > 80, "the line had room for a word more"
@@ -42,7 +42,7 @@ def test_the_help_of_a_command_has_its_examples(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "expected"),
     [
         (["rnu"], "unknown command `rnu`; expected one of demo, run"),
         (["run", "--taks", "x"], "--tasks"),
@@ -99,9 +99,9 @@ def test_the_help_of_a_command_has_its_examples(capsys: pytest.CaptureFixture[st
         ),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(
+def test_a_mistake_is_a_single_line_and_exit_code_2(
     argv: list[str],
-    said: str,
+    expected: str,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -112,7 +112,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     *noted, line = captured.err.splitlines()
     assert line.startswith("error: ")
     assert not noted or argv[:2] == ["image", "build"], "what its child says is told, too"
-    assert said in line
+    assert expected in line
     assert not captured.out
     assert not (tmp_path / "prorl-runs").exists()
 
@@ -125,6 +125,6 @@ def test_what_could_move_a_terminal_is_spelled_out(text: str) -> None:
     assert "\\" in clean(text)
 
 
-def test_ordinary_text_is_left_alone() -> None:
+def test_ordinary_text_is_unchanged() -> None:
     text = "naïve 日本語 🙂\n\tindented"
     assert clean(text) == text

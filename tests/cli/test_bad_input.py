@@ -43,11 +43,13 @@ def prorl(tmp_path: Path) -> Prorl:
     return run
 
 
-def _check(done: subprocess.CompletedProcess[str], folder: Path, *said: str, code: int = 2) -> None:
+def _check(
+    done: subprocess.CompletedProcess[str], folder: Path, *expected: str, code: int = 2
+) -> None:
     assert done.returncode == code, done.stderr
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1, done.stderr
-    for words in said:
+    for words in expected:
         assert words in done.stderr
     assert not done.stdout
     assert not (folder / "prorl-runs").exists()
@@ -70,7 +72,7 @@ NEWER = {"new/manifest.json": json.dumps({"schema_version": 99})}
 
 
 @pytest.mark.parametrize(
-    ("files", "line", "said"),
+    ("files", "line", "expected"),
     [
         (_tasks("{"), RUN, "line 2: '{' is not valid JSON"),
         (_tasks({**SECOND, "env": "nop"}), RUN, "unknown env 'nop'; expected one of"),
@@ -99,19 +101,19 @@ NEWER = {"new/manifest.json": json.dumps({"schema_version": 99})}
         (OF_RUN, "sql r 'select nonsense from rollouts'", "nonsense"),
     ],
 )
-def test_bad_input_is_one_line(
-    prorl: Prorl, tmp_path: Path, files: dict[str, str], line: str, said: str
+def test_bad_input_is_a_single_line(
+    prorl: Prorl, tmp_path: Path, files: dict[str, str], line: str, expected: str
 ) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(text.encode("latin-1"))
     done = prorl(*shlex.split(line))
-    _check(done, tmp_path, said)
+    _check(done, tmp_path, expected)
     assert len(done.stderr) < 800
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "expected"),
     [
         (
             "--policy=http://127.0.0.1:{}",
@@ -124,7 +126,7 @@ def test_bad_input_is_one_line(
     ],
 )
 def test_an_address_that_is_not_as_it_should_be(
-    prorl: Prorl, tmp_path: Path, option: str, said: str
+    prorl: Prorl, tmp_path: Path, option: str, expected: str
 ) -> None:
     """A model server that is not there, and a port that is taken."""
     (tmp_path / "tasks.jsonl").write_text(_tasks()["tasks.jsonl"])
@@ -134,7 +136,7 @@ def test_an_address_that_is_not_as_it_should_be(
             server.close()
         line = f"{RUN} --set service.tokenizer=bytes {option.format(port)}"
         done = prorl(*line.split())
-    _check(done, tmp_path, said.format(port))
+    _check(done, tmp_path, expected.format(port))
 
 
 @pytest.mark.parametrize("line", [["show"], ["run", "--tasks", "none.jsonl"], ["serve"]])

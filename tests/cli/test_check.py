@@ -35,7 +35,7 @@ class Capitals(BaseEnv):
 
 
 @pytest.mark.parametrize(
-    ("tool", "code", "said"),
+    ("tool", "code", "expected"),
     [
         ("look_up", 0, "1 tasks: oracle 1, no-op 0, twice the same"),
         (
@@ -49,7 +49,7 @@ class Capitals(BaseEnv):
 def test_a_reference_that_calls_a_tool_that_is_not_there_is_refused(
     tool: str,
     code: int,
-    said: str,
+    expected: str,
     tmp_path: Path,
     sandbox_kind: str,
     capsys: pytest.CaptureFixture[str],
@@ -60,11 +60,11 @@ def test_a_reference_that_calls_a_tool_that_is_not_there_is_refused(
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text(json.dumps({**row, "data": {"answer": "Oslo"}}))
     assert dispatch(["check", str(tasks), "--sandbox", sandbox_kind]) == code
-    assert said in capsys.readouterr().out
+    assert expected in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "expected"),
     [
         ("partial_credit = True", "1 tasks: oracle 1, no-op"),
         ("", "a useless answer scores 0.5 (an env may say partial_credit = True)"),
@@ -84,7 +84,11 @@ def test_a_reference_that_calls_a_tool_that_is_not_there_is_refused(
     ],
 )
 def test_what_is_wrong_with_an_env_is_its_own_words_and_line(
-    broken: str, said: str, tmp_path: Path, sandbox_kind: str, capsys: pytest.CaptureFixture[str]
+    broken: str,
+    expected: str,
+    tmp_path: Path,
+    sandbox_kind: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     half = ENV.replace(
         'artifact.decode() == task.data["answer"]', "1 if b'Oslo' in artifact else .5"
@@ -94,9 +98,9 @@ def test_what_is_wrong_with_an_env_is_its_own_words_and_line(
     row = {"task_id": "norway", "env": f"{tmp_path}/half.py:Capitals", "prompt": "?"}
     (tmp_path / "tasks.jsonl").write_text(json.dumps(row | {"data": {"answer": "Oslo"}}))
     status = dispatch(["check", str(tmp_path / "tasks.jsonl"), "--sandbox", sandbox_kind])
-    shown = capsys.readouterr().out
-    assert said in " ".join(shown.split())
-    assert status == (0 if "oracle 1" in said else 1)
+    output = capsys.readouterr().out
+    assert expected in " ".join(output.split())
+    assert status == (0 if "oracle 1" in expected else 1)
 
 
 BEST_IS_FIVE = ENV.replace("float(", "5.0 * (").replace("TOOL", "look_up")
@@ -148,6 +152,6 @@ def test_a_task_is_fine_without_a_reference_and_a_best_reward_may_be_five(
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text(json.dumps({"task_id": "1", **row} if "env" in row else row))
     status = dispatch(["check", str(tasks), "--sandbox", sandbox_kind])
-    shown = capsys.readouterr().out
-    assert says in shown
-    assert status == 0, shown
+    output = capsys.readouterr().out
+    assert says in output
+    assert status == 0, output

@@ -23,13 +23,13 @@ def test_the_config_file_says_what_happens_without_it() -> None:
     assert Recipe.model_validate(yaml.safe_load(CONFIG.read_text())) == Recipe()
 
 
-def test_held_out_tasks_are_the_same_for_every_seed_and_training_tasks_are_not() -> None:
-    one, other = Recipe(seed=1, steps=2), Recipe(seed=2, steps=2)
-    assert heldout_tasks(one) == heldout_tasks(other)
-    assert train_tasks(one) == train_tasks(one) != train_tasks(other)
-    held = {task.prompt for task in heldout_tasks(one)}
-    assert not held & {task.prompt for task in train_tasks(one)}
-    assert [task.env for task in train_tasks(one)[:3]] == ["arith", "shop", "repair"]
+def test_heldout_tasks_are_equal_for_every_seed_and_training_tasks_differ() -> None:
+    recipe, other = Recipe(seed=1, steps=2), Recipe(seed=2, steps=2)
+    assert heldout_tasks(recipe) == heldout_tasks(other)
+    assert train_tasks(recipe) == train_tasks(recipe) != train_tasks(other)
+    heldout_prompts = {task.prompt for task in heldout_tasks(recipe)}
+    assert not heldout_prompts & {task.prompt for task in train_tasks(recipe)}
+    assert [task.env for task in train_tasks(recipe)[:3]] == ["arith", "shop", "repair"]
 
 
 def test_another_agents_tasks_are_the_same_ones_for_a_guest() -> None:
@@ -50,10 +50,10 @@ def test_no_more_is_open_than_the_next_step_takes() -> None:
     assert (synchronous.max_unacked_groups, ahead.max_unacked_groups) == (6, 12)
 
 
-def test_the_trainers_step_and_dapos_decisions_are_shown() -> None:
+def test_the_trainers_step_and_dapos_decisions_are_displayed() -> None:
     groups = {state.value: 0 for state in GroupState} | {"acked": 3, "dropped": 2}
-    found = _figures(Recipe(steps=34), {"version": 5, "groups": groups})
-    assert found == ["step 5/34", "DAPO kept 3 dropped 2", "policy v5"]
+    figures = _figures(Recipe(steps=34), {"version": 5, "groups": groups})
+    assert figures == ["step 5/34", "DAPO kept 3 dropped 2", "policy v5"]
 
 
 def test_wilson_against_published_figures() -> None:

@@ -16,14 +16,14 @@ from prorl.cli.probes import _images
 
 
 @pytest.mark.skipif(not shutil.which("unshare"), reason="needs unshare(1) of util-linux")
-def test_a_user_namespace_with_one_uid_is_named(tmp_path: Path) -> None:
+def test_a_user_namespace_with_a_single_uid_is_reported(tmp_path: Path) -> None:
     """Else `[Errno 22] Invalid argument`, and as its fix \"run as root\" to somebody who is."""
     unshare = ["unshare", "--user", "--map-root-user"]
     if subprocess.run([*unshare, "true"], capture_output=True).returncode:
         pytest.skip("user namespaces are not allowed here")
     command = [*unshare, sys.executable, "-m", "prorl.cli", "doctor", "--root", str(tmp_path)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
-    line = next(line for line in said.splitlines() if "sandbox local" in line)
+    output = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    line = next(line for line in output.splitlines() if "sandbox local" in line)
     assert "a user namespace that has one uid" in line
     assert "run as root" not in line
     assert "range of uids" in line
@@ -32,11 +32,11 @@ def test_a_user_namespace_with_one_uid_is_named(tmp_path: Path) -> None:
 def test_it_says_which_way_images_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRORL_SANDBOX__IMAGES", str(tmp_path / "images"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = _images()
-    assert (found.level, found.what) == ("warn", "images")
-    assert "stacked by overlayfs" in found.found or "merged by hard links" in found.found
-    assert "Dockerfiles by none" in found.found
-    assert "buildah" in found.fix
+    check = _images()
+    assert (check.level, check.what) == ("warn", "images")
+    assert "stacked by overlayfs" in check.found or "merged by hard links" in check.found
+    assert "Dockerfiles by none" in check.found
+    assert "buildah" in check.fix
 
 
 METRICS = 'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="40000"} 1.0'

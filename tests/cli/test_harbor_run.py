@@ -63,14 +63,14 @@ def test_work_that_does_not_cross_is_judged_where_it_lies_and_is_not_graded_agai
         capsys.readouterr()
         words = ["eval", "--stored", "r", "--name", "again", "--root", str(root), "--json"]
         assert dispatch([*words, "--sandbox", "pyns"]) == 0
-        said = capsys.readouterr()
-        assert json.loads(said.out)["scored"] == 1
-        (line,) = [line for line in said.err.splitlines() if "left out" in line]
+        captured = capsys.readouterr()
+        assert json.loads(captured.out)["scored"] == 1
+        (line,) = [line for line in captured.err.splitlines() if "left out" in line]
         assert line.startswith("1 rollouts are left out: they changed more than crossed")
 
 
 @needs_buildah
-def test_tasks_run_when_their_images_are_built_and_one_that_does_not_build_is_the_tasks_fault(
+def test_tasks_run_once_their_images_are_built_and_a_failed_build_is_the_tasks_fault(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if missing := load("pyns").missing():
@@ -97,9 +97,9 @@ def test_tasks_run_when_their_images_are_built_and_one_that_does_not_build_is_th
         }
         root = tmp_path / "root"
         asyncio.run(run_plan(JobPlan.make(None, flags, [], root=root)))
-        said = capsys.readouterr().err
-        assert "2 of 2 images are to be built" in said
-        assert said.count("works/environment: built in") == 1
+        stderr = capsys.readouterr().err
+        assert "2 of 2 images are to be built" in stderr
+        assert stderr.count("works/environment: built in") == 1
         rows = query(
             root / "r",
             "select task_id, reward, failure_code, failure_message, attempt from rollouts"

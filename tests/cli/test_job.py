@@ -61,14 +61,14 @@ def test_planning_makes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b'{"name": "r", "ta', b"[]"])
-def test_a_damaged_job_is_one_line(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_job_is_refused_in_a_single_line(tmp_path: Path, content: bytes) -> None:
     _started(tmp_path, "r")
     (tmp_path / "r" / JOB_FILE).write_bytes(content)
     with pytest.raises(ConfigError, match=r"job.json is damaged; expected a JSON object"):
         JobPlan.make(None, {"name": "r"}, [], root=tmp_path, resume=True)
 
 
-def test_a_resumed_job_keeps_its_settings_and_takes_what_is_given_now(tmp_path: Path) -> None:
+def test_a_resumed_job_keeps_its_settings_except_for_new_options(tmp_path: Path) -> None:
     _started(
         tmp_path,
         "r",
@@ -148,9 +148,9 @@ def test_a_job_names_its_task_file_and_the_users_code_by_hash(tmp_path: Path) ->
     assert hashes([env])[path] != before[path]
     assert code_of(f"{env}:Capitals") == env
     assert code_of("math") is None
-    found = code_of("prorl.envs.base:BaseEnv")
-    assert found is not None
-    assert found.name == "base.py"
+    code = code_of("prorl.envs.base:BaseEnv")
+    assert code is not None
+    assert code.name == "base.py"
 
 
 async def test_a_plan_can_be_made_beside_a_loop_of_the_caller(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ COLUMNS, LINES = 80, 24
 WORDS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def shown(*argv: str) -> str:
+def output_of(*argv: str) -> str:
     """What a command writes to a terminal."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
@@ -60,20 +60,22 @@ SQL = (
     ids=" ".join,
 )
 def test_no_line_is_wider_than_the_terminal(argv: list[str]) -> None:
-    text = WORDS.sub("", shown("-m", "prorl.cli", *argv))
+    text = WORDS.sub("", output_of("-m", "prorl.cli", *argv))
     assert text.strip()
     # A path, a hash or a query's word that is longer than the terminal cannot be helped.
     wide = [line for line in text.split("\n") if len(line.rstrip()) > COLUMNS]
     assert [line for line in wide if max(map(len, line.split())) < COLUMNS // 2] == []
 
 
-def test_a_table_of_sql_has_one_line_a_row_and_seconds() -> None:
-    lines = shown("-m", "prorl.cli", "sql", str(RUN), f"{SQL[1]} from rollouts").splitlines()
+def test_a_table_of_sql_prints_each_row_and_its_seconds_on_a_single_line() -> None:
+    lines = output_of("-m", "prorl.cli", "sql", str(RUN), f"{SQL[1]} from rollouts").splitlines()
     assert len(lines) == 1 + 8
     (time,) = set(
         re.findall(
             r"20\d\d-\d\d-\d\d\S* ?\S*",
-            shown(*("-m", "prorl.cli", "sql", str(RUN), "select max(committed_at) from rollouts")),
+            output_of(
+                *("-m", "prorl.cli", "sql", str(RUN), "select max(committed_at) from rollouts")
+            ),
         )
     )
     assert re.fullmatch(r"[-\d]{10} [:\d]{8}", time)
@@ -86,7 +88,7 @@ def test_a_page_is_redrawn_where_it_stood_and_cut_to_the_terminal(tmp_path: Path
         "for look in range(2):\n    with redrawn():\n"
         "        for line in range(30):\n            say(f'{look} {line}')\n"
     )
-    first, second = shown(str(script)).split("\x1b[H")[1:]
+    first, second = output_of(str(script)).split("\x1b[H")[1:]
     assert len(second.splitlines()) == LINES, "with the one that erases what is below"
     assert "… and 8 lines more" in first
     assert "\x1b[2J" not in first

@@ -17,7 +17,7 @@ from prorl.storage.read.catalog import DERIVED, StoredRun
 GROUPS = [(n, right) for n in range(1, 8) for right in range(n + 1)]
 
 
-def test_pass_at_k_is_the_share_of_draws_with_a_right_one() -> None:
+def test_pass_at_k_is_the_share_of_draws_with_a_right_answer() -> None:
     names = ("run_id", "group_id", "task_id", "data_source", "valid", "reward")
     rollouts = pa.Table.from_pylist(
         [
@@ -28,11 +28,11 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_one() -> None:
     )
     with duckdb.connect() as database:
         database.register("rollouts", rollouts)
-        found = database.sql(DERIVED["passk"].sql).to_arrow_table().to_pylist()
-    assert {(row["group_id"], row["k"]) for row in found} == {
+        rows = database.sql(DERIVED["passk"].sql).to_arrow_table().to_pylist()
+    assert {(row["group_id"], row["k"]) for row in rows} == {
         (group, k) for group, (n, _) in enumerate(GROUPS) for k in (1, 2, 4) if k <= n
     }
-    for row in found:
+    for row in rows:
         n, right = GROUPS[row["group_id"]]
         draws = list(itertools.combinations([True] * right + [False] * (n - right), row["k"]))
         assert row["pass_at_k"] == pytest.approx(sum(map(any, draws)) / len(draws))

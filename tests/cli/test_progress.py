@@ -17,7 +17,7 @@ def _run(tokens: int = 0, state: str = "open", **counts: int) -> dict[str, Json]
     return {"counts": counts, "stages": stages, "reward_mean": 0.5, "state": state}
 
 
-def test_bars_count_what_has_left_each_stage() -> None:
+def test_bars_count_rollouts_that_passed_each_stage() -> None:
     now = _run(queued=2, leased=1, running=12, completed=4, failed=1)
     assert [passed(now, stage) for stage in Stage] == [17, 5, 5]
 
@@ -30,19 +30,19 @@ def test_off_a_terminal_a_line_comes_every_ten_seconds_and_at_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     times = iter((0.0, 0.0, 5.0, 10.0, 15.0, 16.0, 17.0))
-    shown = ProgressDisplay(clock=lambda: next(times))
+    display = ProgressDisplay(clock=lambda: next(times))
     for tokens in (0, 500, 3000, 3000):
-        shown.update(_run(tokens, completed=3), 20, ("step 1",))
+        display.update(_run(tokens, completed=3), 20, ("step 1",))
     for _ in range(2):  # a consumer has not read it all
-        shown.update(_run(3000, state="finished", completed=3), 20)
-    shown.close()
+        display.update(_run(3000, state="finished", completed=3), 20)
+    display.close()
     first, last = capsys.readouterr().err.splitlines()
     assert first.startswith("   10 s  done 3/20 · in flight init 0 run 8 eval 1 · step 1 · reward")
     assert "300 tokens/s" in first
     assert last.startswith("   16 s")
 
 
-def test_kept_and_dropped_groups_and_what_it_waits_for_are_said() -> None:
+def test_kept_and_dropped_groups_and_the_waiting_reason_are_displayed() -> None:
     run = _run() | {
         "groups": {"kept": 2, "acked": 1, "dropped": 9},
         "dropped": {"all_equal": 7, "incomplete": 2},

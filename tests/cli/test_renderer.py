@@ -15,7 +15,7 @@ from prorl.renderer import describe, make_renderer
 from tests.renderer.small import write_model
 
 
-def test_what_is_proved_is_shown(tmp_path: Path) -> None:
+def test_proved_properties_of_a_renderer_are_printed(tmp_path: Path) -> None:
     spec = spec_of(
         write_model(tmp_path), ("variables.enable_thinking=true", "on_history_rewrite=segment")
     )

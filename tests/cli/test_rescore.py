@@ -17,7 +17,7 @@ from prorl.storage.files.layout import RunDir
 from prorl.storage.read.catalog import query
 from prorl.storage.read.verify import verify
 
-Said = Callable[..., str]
+RunCommand = Callable[..., str]
 
 
 def tasks(folder: Path, name: str, *answers: int) -> str:
@@ -50,26 +50,26 @@ def root(tmp_path: Path, sandbox_kind: str) -> Path:
 
 
 @pytest.fixture
-def said(root: Path, capsys: pytest.CaptureFixture[str]) -> Said:
+def run_command(root: Path, capsys: pytest.CaptureFixture[str]) -> RunCommand:
     def run(*argv: str, code: int = 0) -> str:
         capsys.readouterr()
         assert dispatch([*argv, "--root", str(root)]) == code
-        found = capsys.readouterr()
-        return found.out if code == 0 else found.err
+        captured = capsys.readouterr()
+        return captured.out if code == 0 else captured.err
 
     return run
 
 
 def test_other_tests_give_other_rewards_and_change_nothing(
-    root: Path, said: Said, tmp_path: Path, sandbox_kind: str
+    root: Path, run_command: RunCommand, tmp_path: Path, sandbox_kind: str
 ) -> None:
     before = {path: path.read_bytes() for path in (root / "r").rglob("*.parquet")}
     kind = ("--sandbox", sandbox_kind, "--json")
-    same = json.loads(said("eval", "--stored", "r", "--name", "again", *kind))
+    same = json.loads(run_command("eval", "--stored", "r", "--name", "again", *kind))
     assert (same["scored"], same["mean_reward"]) == (3, 1.0)
     changed = tasks(tmp_path, "changed.jsonl", 0, 2, 5)
     other = json.loads(
-        said("eval", "--stored", "r", "--name", "changed", "--tasks", changed, *kind)
+        run_command("eval", "--stored", "r", "--name", "changed", "--tasks", changed, *kind)
     )
     assert (other["scored"], round(other["mean_reward"], 3)) == (3, 0.667)
     assert {path: path.read_bytes() for path in before} == before
@@ -77,16 +77,20 @@ def test_other_tests_give_other_rewards_and_change_nothing(
     both = (
         "select score, sum(s.reward) as r from scores s join rollouts using (rollout_id) group by 1"
     )
-    found = json.loads(said("sql", "r", both + " order by 1", "--json"))
-    assert found == [{"score": "again", "r": 3.0}, {"score": "changed", "r": 2.0}]
+    scores = json.loads(run_command("sql", "r", both + " order by 1", "--json"))
+    assert scores == [{"score": "again", "r": 3.0}, {"score": "changed", "r": 2.0}]
     provenance = read_scores(RunDir(root / "r"), "changed").column("provenance")[0].as_py()
     assert json.loads(provenance)["tasks"] == changed
 
 
-def test_a_name_is_given_once(said: Said, sandbox_kind: str) -> None:
-    said("eval", "--stored", "r", "--name", "again", "--sandbox", sandbox_kind)
-    assert "has a scoring 'again'" in said("eval", "--stored", "r", "--name", "again", code=2)
-    assert "score name '../x'" in said("eval", "--stored", "r", "--name", "../x", code=2)
+def test_a_second_scoring_of_the_same_name_is_refused(
+    run_command: RunCommand, sandbox_kind: str
+) -> None:
+    run_command("eval", "--stored", "r", "--name", "again", "--sandbox", sandbox_kind)
+    assert "has a scoring 'again'" in run_command(
+        "eval", "--stored", "r", "--name", "again", code=2
+    )
+    assert "score name '../x'" in run_command("eval", "--stored", "r", "--name", "../x", code=2)
 
 
 SHAKY = """
@@ -123,17 +127,17 @@ def test_what_a_reward_raised_for_is_graded_later_and_was_sampled_once(
     service = {"workers": 0, "sandbox": {"kind": sandbox_kind}}
     flags = {"tasks": f"{tmp_path}/t.jsonl", "policy": "noop", "name": "r", "service": service}
     asyncio.run(run_plan(JobPlan.make(None, flags, [], root=root), json=True))
-    found = query(
+    counts = query(
         root / "r",
         "select status, failure_code, failure_message, num_sampled > 0 as sampled, attempt,"
         " count(*) as n from rollouts group by all order by n",
     ).to_pylist()
-    assert [(row["status"], row["failure_code"], row["n"]) for row in found] == [
+    assert [(row["status"], row["failure_code"], row["n"]) for row in counts] == [
         ("completed", "", 1),
         ("failed", "grader_error", 3),
     ]
-    assert all((row["sampled"], row["attempt"]) == (True, 1) for row in found)
-    assert "LookupError: no such key" in found[1]["failure_message"]
+    assert all((row["sampled"], row["attempt"]) == (True, 1) for row in counts)
+    assert "LookupError: no such key" in counts[1]["failure_message"]
     assert len(list(tmp_path.glob("asked-1-*"))) == 4, "EVAL asked again, with the artifact"
     (tmp_path / "mended").touch()
     dispatch(["eval", "--stored", "r", "--name", "later", "--root", str(root), "--json"])

@@ -79,10 +79,12 @@ def below(pid: int) -> set[int]:
     parents = {
         int(path.name): _parent(path) for path in Path("/proc").iterdir() if path.name.isdigit()
     }
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {pid}
+    descendants = {pid}
+    while (
+        more := {child for child, parent in parents.items() if parent in descendants} - descendants
+    ):
+        descendants |= more
+    return descendants - {pid}
 
 
 def _parent(place: Path) -> int:
@@ -114,13 +116,13 @@ def test_a_person_looks_around_solves_the_task_and_leaves(tasks: Path) -> None:
         terminal.read_until("written")
         mine = below(terminal.process.pid)
         words = [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in mine]
-        (told,) = {word for line in words for word in line if word.startswith(b'{"socket"')}
+        (greeting,) = {word for line in words for word in line if word.startswith(b'{"socket"')}
         terminal.type("\x04")
         terminal.read_rest()
         assert terminal.process.wait() == 0
     assert "reward 1" in terminal.screen
     wait_until(lambda: ended(mine), "its processes are gone")
-    assert not Path(orjson.loads(told)["root"]).parent.exists()
+    assert not Path(orjson.loads(greeting)["root"]).parent.exists()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "local"])
@@ -153,7 +155,7 @@ def test_a_window_that_is_closed_leaves_nothing(tasks: Path) -> None:
         (["HumanEval/0", "--sandbox", "nowhere"], "nowhere"),
     ],
 )
-def test_a_mistake_is_one_line(
+def test_a_mistake_is_a_single_line(
     tasks: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert dispatch(["sandbox", "open", str(tasks), *arguments]) == 2
@@ -162,7 +164,7 @@ def test_a_mistake_is_one_line(
     assert error.count("\n") == 1
 
 
-def test_a_task_without_a_sandbox_is_refused_in_one_line(
+def test_a_task_without_a_sandbox_is_refused_in_a_single_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "math.jsonl"

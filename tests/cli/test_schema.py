@@ -18,8 +18,8 @@ def test_every_column_has_a_meaning_and_every_meaning_a_column(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert dispatch(["schema", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    rows = [(table, row) for table, rows in found.items() for row in rows]
+    tables = json.loads(capsys.readouterr().out)
+    rows = [(table, row) for table, rows in tables.items() for row in rows]
     assert [f"{table}.{row['name']}" for table, row in rows if not row["meaning"]] == []
     names = {row["name"] for _, row in rows} | {f"{table}.{row['name']}" for table, row in rows}
     assert set(MEANINGS) <= names
@@ -38,5 +38,7 @@ def test_the_page_has_every_setting_of_every_env(capsys: pytest.CaptureFixture[s
 
 def test_every_key_of_a_config_has_a_meaning() -> None:
     settings = settings_of(config_schema())
-    assert {"tasks", "service.init.slots", "run.limits.tool_s"} <= {one.key for one in settings}
-    assert [one.key for one in settings if not (one.meaning and one.type)] == []
+    assert {"tasks", "service.init.slots", "run.limits.tool_s"} <= {
+        setting.key for setting in settings
+    }
+    assert [setting.key for setting in settings if not (setting.meaning and setting.type)] == []

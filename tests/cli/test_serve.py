@@ -19,17 +19,17 @@ PRORL = str(Path(sys.executable).with_name("prorl"))
 
 
 def test_serve_says_that_its_server_is_dead_and_probed_on(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        url = f"http://127.0.0.1:{occupied.getsockname()[1]}"
     root = ["--root", str(tmp_path / "root")]
     argv = [sys.executable, "-m", "prorl.cli", "serve", "--policy", url, *root]
     argv += ["--set", "service.tokenizer=bytes"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as service:
         assert service.stdout is not None
-        said = next((line for line in service.stdout if line.startswith("waiting")), "")
+        first_line = next((line for line in service.stdout if line.startswith("waiting")), "")
         service.send_signal(signal.SIGINT)
         rest = service.stdout.read()
-    assert said == f"waiting  {url} is ejected: a probe was refused; it is probed on\n"
+    assert first_line == f"waiting  {url} is ejected: a probe was refused; it is probed on\n"
     assert rest.endswith("stopped\n")
 
 
@@ -67,7 +67,7 @@ def test_serve_says_that_the_disk_is_full_and_that_it_goes_on(small_disk: Path) 
     assert warning == f"warning  the disk of {small_disk} is full\n"
 
 
-def test_serve_on_a_full_disk_says_so_in_one_line(small_disk: Path) -> None:
+def test_serve_on_a_full_disk_says_so_in_a_single_line(small_disk: Path) -> None:
     fill(small_disk)
     argv = [PRORL, "serve", "--policy", "oracle", "--root", str(small_disk)]
     process = subprocess.run(argv, capture_output=True, text=True, check=False)
@@ -87,10 +87,10 @@ def test_a_nodes_own_folder_goes_when_it_ends_well(
     with pytest.raises(RuntimeError), scratch(None, "n7"):
         raise RuntimeError
     assert folder.exists()
-    given = tmp_path / "given"
-    with scratch(given, "n7") as folder:
+    folder_of_node = tmp_path / "given"
+    with scratch(folder_of_node, "n7") as folder:
         folder.mkdir()
-    assert given.exists()
+    assert folder_of_node.exists()
 
 
 @pytest.mark.parametrize("file", ["queue.py", "types.py", "email.py"])
@@ -110,8 +110,8 @@ def test_a_file_of_the_users_named_as_a_module_breaks_no_child(
 
 
 def test_a_child_that_dies_at_its_start_ends_the_command(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        port = occupied.getsockname()[1]
         inline = ["--set", "service.workers=0", "--set", "service.sandbox.kind=pyns"]
         argv = [PRORL, "serve", "--policy", "oracle", *inline, "--as", f"prorl-agent:{port}"]
         done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, timeout=100)

@@ -36,7 +36,7 @@ async def model_server(name: str) -> AsyncIterator[str]:
     await runner.cleanup()
 
 
-async def test_a_model_that_the_server_does_not_have_is_one_line_before_anything_starts(
+async def test_a_model_that_the_server_lacks_is_a_single_line_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks, root = tmp_path / "tasks.jsonl", tmp_path / "root"
@@ -45,9 +45,9 @@ async def test_a_model_that_the_server_does_not_have_is_one_line_before_anything
         argv = ["run", "--tasks", str(tasks), "--policy", url, "--root", str(root)]
         sets = ["--set", "service.model=qwen", "--set", "service.tokenizer=bytes"]
         assert await asyncio.to_thread(dispatch, [*argv, *sets]) == 2
-    said = capsys.readouterr().err
-    assert f"{url} serves 'tiny'; expected the service's model 'qwen'" in said
-    assert said.count("\n") == 1
+    stderr = capsys.readouterr().err
+    assert f"{url} serves 'tiny'; expected the service's model 'qwen'" in stderr
+    assert stderr.count("\n") == 1
     assert not root.exists()
 
 
@@ -59,12 +59,12 @@ class Stalled:
     def run(self, name: str) -> Json:
         state, stalled = self._answers.pop(0)
         config = {"delivery": "store"}
-        known = {"counts": {}, "stages": {}, "reward_mean": None, "commits": 0, "config": config}
-        return {**known, "state": state, "stalled": stalled, "cancelled": False}
+        progress = {"counts": {}, "stages": {}, "reward_mean": None, "commits": 0, "config": config}
+        return {**progress, "state": state, "stalled": stalled, "cancelled": False}
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-async def test_a_run_that_is_stuck_says_so_even_where_no_progress_is_shown(
+async def test_a_stalled_run_says_so_even_without_progress_display(
     capsys: pytest.CaptureFixture[str], quiet: bool
 ) -> None:
     running: Any = SimpleNamespace(note_commits=lambda total: None)

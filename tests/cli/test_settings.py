@@ -39,7 +39,7 @@ def test_the_token_and_the_socket_folder_never_come_from_the_environment(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("polcy: oracle", "unknown key `polcy`; expected a known key; did you mean `policy`?"),
         ("n: many", "`n` = 'many'; expected a whole number"),
@@ -52,12 +52,14 @@ def test_the_token_and_the_socket_folder_never_come_from_the_environment(
         ('{"run": {"seed": 3, "seed": 4}}', "line 1: the key `seed` a second time; expected"),
     ],
 )
-def test_a_wrong_config_file_is_one_clear_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_wrong_config_file_is_refused_in_a_single_line(
+    tmp_path: Path, text: str, expected: str
+) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(text)
     with pytest.raises(ConfigError) as caught:
         job_settings("run", config, {}, [])
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -83,7 +85,7 @@ def test_set_takes_a_path_and_a_yaml_value() -> None:
             assignment(wrong)
 
 
-def test_a_policy_is_a_known_name_or_an_address() -> None:
+def test_a_policy_is_the_name_of_a_kind_or_an_address() -> None:
     assert backend("flaky?p=0.3") == "scripted:flaky?p=0.3"
     assert backend("http://host:1") == "http://host:1"
 

@@ -30,7 +30,7 @@ REFUSED = {
     "node": {"run.filter", "policy", "tasks", "service.backends", "service.http_port"},
     "cluster": {"run.filter", "policy", "tasks", "service.root", "service.store.url"},
 }
-TAKEN = {
+ACCEPTED = {
     "run": {"run.filter", "n", "tasks", "service.run.slots", "service.tokenizer"},
     "eval": {"run.sampling.temperature", "policy", "service.sandbox.kind"},
     "serve": {"policy", "service.tokenizer", "service.load_code", "service.run.slots"},
@@ -53,14 +53,14 @@ def test_a_setting_without_effect_is_refused(command: str, key: str, tmp_path: P
 
 
 @pytest.mark.parametrize("command", EFFECTIVE)
-def test_every_key_is_refused_or_taken_by_each_command(command: str) -> None:
+def test_every_key_is_refused_or_accepted_by_each_command(command: str) -> None:
     """No key is unknown to the table, and what a command is documented to take has an effect."""
     keys = {("service", key) for key in ServiceConfig.model_fields}
     keys |= {("run", key) for key in RunConfig.model_fields}
     keys |= {(key, "") for key in Job.model_fields if key not in ("service", "run")}
     verdicts = {key: EFFECTIVE[command](*key) for key in keys}
     assert any(verdicts.values())
-    for key in TAKEN[command]:
+    for key in ACCEPTED[command]:
         section, _, below = key.partition(".")
         assert verdicts[section, below.partition(".")[0]], key
     for key in REFUSED[command]:

@@ -66,17 +66,17 @@ def test_show_names_the_runs(cli: Cli) -> None:
     )
 
 
-def test_show_lists_the_others_beside_a_bad_one(root: Path, cli: Cli) -> None:
+def test_show_lists_the_other_runs_beside_a_damaged_run(root: Path, cli: Cli) -> None:
     bad = root / "bad" / "manifest.json"
     bad.parent.mkdir()
     bad.write_text("{")
     try:
         assert "r\t2\t1\t0" in cli("show", code=1)
-        found = json.loads(cli("show", "--json", code=1))
+        listing = json.loads(cli("show", "--json", code=1))
     finally:
         shutil.rmtree(bad.parent)
-    assert [row["run"] for row in found] == ["r", "bad"]
-    assert "is not JSON" in found[1]["error"]
+    assert [row["run"] for row in listing] == ["r", "bad"]
+    assert "is not JSON" in listing[1]["error"]
 
 
 def test_show_sums_the_run_up_from_its_files(cli: Cli) -> None:
@@ -113,7 +113,7 @@ def test_best_and_worst_choose_a_rollout(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "expected"),
     [
         (["show", "r", "--failed"], "run r has no failed rollout"),
         (["show", "r", "--best", "--worst"], "several rollouts asked for"),
@@ -124,14 +124,14 @@ def test_best_and_worst_choose_a_rollout(cli: Cli) -> None:
         (["status"], "service"),
     ],
 )
-def test_what_is_not_there_is_one_line(
-    argv: list[str], said: str, root: Path, capsys: pytest.CaptureFixture[str]
+def test_a_missing_run_is_a_single_line(
+    argv: list[str], expected: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert dispatch([*argv, "--root", str(root)]) == 2
-    found = capsys.readouterr()
-    assert not found.out
-    (line,) = found.err.splitlines()
-    assert said in line
+    captured = capsys.readouterr()
+    assert not captured.out
+    (line,) = captured.err.splitlines()
+    assert expected in line
 
 
 def test_sql_prints_lines_or_json(cli: Cli) -> None:

@@ -34,7 +34,7 @@ def test_the_toy_is_small_and_says_what_it_is() -> None:
     assert RENDERER.tokenizer.vocab_size <= 800
 
 
-def test_every_digit_and_operator_is_one_token_and_a_calls_frame_is_two() -> None:
+def test_every_digit_and_operator_is_a_single_token_and_a_calls_frame_is_two() -> None:
     encode_text = RENDERER.tokenizer.encode
     assert [
         len(encode_text(text))
@@ -43,15 +43,15 @@ def test_every_digit_and_operator_is_one_token_and_a_calls_frame_is_two() -> Non
 
 
 def test_a_grown_vocabulary_keeps_its_ids(tmp_path: Path) -> None:
-    known = ["What is 12 plus 30?", "Tell me the price of figs."]
-    toy_tokenizer.save(toy_tokenizer.train(known * 20), tmp_path)
+    corpus = ["What is 12 plus 30?", "Tell me the price of figs."]
+    toy_tokenizer.save(toy_tokenizer.train(corpus * 20), tmp_path)
     before = HFTokenizer(tmp_path)
     new = "<|im_start|>grep units<|im_end|>"
     toy_tokenizer.grow(tmp_path, {"grep units": 9}, before.num_ids + 6)
     after = HFTokenizer(tmp_path)
     assert after.num_ids == before.num_ids + 6
     assert after.specials == before.specials
-    for text in known:
+    for text in corpus:
         assert np.array_equal(after.encode(text), before.encode(text))
     assert len(after.encode(new)) == len(before.encode(new)) - 6
     assert after.decode(after.encode(new)) == new
@@ -64,15 +64,15 @@ def test_demonstrations_are_rendered_as_the_service_renders_them(
     name: str, script: Mapping[str, Mistakes]
 ) -> None:
     for task in generate(name, seed=3, n=50):
-        said = demonstrate(task, random.Random(task.task_id), script[name])
-        example = encode(RENDERER, task, said)
+        conversation = demonstrate(task, random.Random(task.task_id), script[name])
+        example = encode(RENDERER, task, conversation)
         env = ENVS[name]
         prompt = RENDERER.prompt(env.messages(task), env.tools(task))
         assert np.array_equal(example.ids_L[: len(prompt)], prompt)
         assert not example.trained_L[: len(prompt)].any()
         assert len(example.ids_L) <= 256
         turns = np.split(example.ids_L, np.flatnonzero(np.diff(example.trained_L)) + 1)[1::2]
-        spoken = [message for message in said if message.role == "assistant"]
+        spoken = [message for message in conversation if message.role == "assistant"]
         assert [without_texts(RENDERER.parse(turn)) for turn in turns] == spoken
         assert all(int(turn[-1]) in RENDERER.stop_token_ids for turn in turns)
 
@@ -82,30 +82,30 @@ def test_the_likeliest_of_what_it_hears_last_is_wrong_in_most_forms(name: str) -
     """So that the start is low at temperature 0, too, and the right way is among the examples."""
     rng, right = random.Random(0), defaultdict[str, list[bool]](list)
     for task in generate(name, seed=3, n=1200):
-        said = demonstrate(task, rng, STUBBORN[name])
-        calls = [call.arguments for message in said for call in message.tool_calls]
-        found = said[-1].content if name != "repair" else calls[-1].get("new_str")
-        wanted = task.data["answer" if name != "repair" else "mended"]
-        right[task.data["form"]].append(found == wanted)
-    shares = [statistics.mean(found) for found in right.values()]
+        conversation = demonstrate(task, rng, STUBBORN[name])
+        calls = [call.arguments for message in conversation for call in message.tool_calls]
+        last_answer = conversation[-1].content if name != "repair" else calls[-1].get("new_str")
+        right_answer = task.data["answer" if name != "repair" else "mended"]
+        right[task.data["form"]].append(last_answer == right_answer)
+    shares = [statistics.mean(last_answer) for last_answer in right.values()]
     assert statistics.mean(share > 0.5 for share in shares) < 0.5
     assert min(shares) > 0.15
 
 
 async def test_what_tools_say_in_demonstrations_is_what_they_say(tmp_path: Path) -> None:
     """Of `repair`, whose tools are not called there."""
-    env, shown = ENVS["repair"], set[str]()
+    env, first_words = ENVS["repair"], set[str]()
     for number, task in enumerate(generate("repair", seed=5, n=60)):
         sandbox = LocalSandbox(tmp_path / str(number))
         await env.prepare(task, sandbox)
-        said = demonstrate(task, random.Random(task.task_id), STUBBORN["repair"])
-        calls = [call for message in said for call in message.tool_calls]
-        told = [message.content for message in said if message.role == "tool"]
-        for call, text in zip(calls, told, strict=True):
+        conversation = demonstrate(task, random.Random(task.task_id), STUBBORN["repair"])
+        calls = [call for message in conversation for call in message.tool_calls]
+        tool_results = [message.content for message in conversation if message.role == "tool"]
+        for call, text in zip(calls, tool_results, strict=True):
             result = await env.call(task, sandbox, call, 10.0)
             assert tool_text(result, 10.0) == text, task
-            shown.add(text.partition(" ")[0])
-    assert shown == {"def", "replaced", "error:"}
+            first_words.add(text.partition(" ")[0])
+    assert first_words == {"def", "replaced", "error:"}
 
 
 def test_making_it_is_repeatable(tmp_path: Path) -> None:

@@ -55,9 +55,9 @@ async def test_status_of_a_service(
         watching.send_signal(signal.SIGINT)
         assert await watching.wait() == 130
         assert await asyncio.to_thread(dispatch, ["status", "--url", w.served.http]) == 0
-        said = "bottleneck: RUN (4 of 8 slots busy, 2 queued)"
-        assert said in (shown := capsys.readouterr().out)
-        assert "host" not in shown, "all are on one"
+        expected = "bottleneck: RUN (4 of 8 slots busy, 2 queued)"
+        assert expected in (output := capsys.readouterr().out)
+        assert "host" not in output, "all are on one"
         workers = w.core.state.workers
         workers["run-0"] = replace(workers["run-0"], host="node-7.cluster")
         assert await asyncio.to_thread(dispatch, ["status", "--url", w.served.http]) == 0
@@ -75,12 +75,12 @@ async def test_a_finished_run_stays_until_its_trainer_has_committed_all(
         await store.decide("r", 0)
         await store.commit("r", "p2", [], outbox_upto=w.core.run("r").outbox.end)
         await w.until(lambda view: view["state"] == "finished")
-        said = "r is finished, with 1 kept groups that its trainer has not committed"
+        expected = "r is finished, with 1 kept groups that its trainer has not committed"
         for handed_out in (False, True):
             if handed_out:
                 await store.ask(handout([[0, 0]]), "r")
             assert await asyncio.to_thread(dispatch, ["status", "--url", w.served.http]) == 0
-            assert said in capsys.readouterr().out
+            assert expected in capsys.readouterr().out
             assert (await w.http("GET", "/v1/runs"))[1]["runs"][0]["uncommitted_groups"] == 1
         await store.ask(CommitCursor(consumer="primary", seq=1), "r")
         assert (await w.http("GET", "/v1/status"))[1]["runs"] == []
@@ -90,14 +90,14 @@ async def test_status_names_a_model_server_that_does_not_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PRORL_TOKEN", TOKEN)
-    gone = "http://127.0.0.1:9"
-    async with world(tmp_path, backends=(gone,)) as w:
+    dead_url = "http://127.0.0.1:9"
+    async with world(tmp_path, backends=(dead_url,)) as w:
         async with asyncio.timeout(30):
             while (await w.http("GET", "/v1/status"))[1]["backends"][0]["state"] != "ejected":
                 await asyncio.sleep(0.05)
         assert await asyncio.to_thread(dispatch, ["status", "--url", w.served.http]) == 0
-        w.core.watched.reported(gone, Trouble.MALFORMED, 1, 9, "another request's id")
+        w.core.watched.reported(dead_url, Trouble.MALFORMED, 1, 9, "another request's id")
         assert await asyncio.to_thread(dispatch, ["status", "--url", w.served.http]) == 0
-        shown = capsys.readouterr().out
-        assert f"{gone} is ejected: a probe was refused" in shown
-        assert f"{gone} contradicted itself in 1 replies, refused and asked again" in shown
+        output = capsys.readouterr().out
+        assert f"{dead_url} is ejected: a probe was refused" in output
+        assert f"{dead_url} contradicted itself in 1 replies, refused and asked again" in output
