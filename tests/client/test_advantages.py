@@ -74,10 +74,12 @@ def test_what_cannot_train_is_nobodys_sibling(how: AdvantageFn) -> None:
         at, rows.schema.field(at), pa.array(kinds, rows.schema.field(at).type)
     )
     others = rows.filter(pc.not_equal(rows.column("rollout_id"), silent))
-    found = how(PackedBatch(changed, "demo"))
-    is_silent = np.array([one == silent for one in rows.column("rollout_id").to_pylist()])
-    assert not found[is_silent].any()
-    assert np.array_equal(found[~is_silent], how(PackedBatch(others, "demo")))
+    advantages = how(PackedBatch(changed, "demo"))
+    is_silent = np.array(
+        [rollout_id == silent for rollout_id in rows.column("rollout_id").to_pylist()]
+    )
+    assert not advantages[is_silent].any()
+    assert np.array_equal(advantages[~is_silent], how(PackedBatch(others, "demo")))
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -131,7 +131,7 @@ def losing_answers(url: str, num_lost: int) -> Iterator[str]:
     them.
     """
     port = int(url.rpartition(":")[2])
-    left = [num_lost]
+    num_to_lose = [num_lost]
 
     def serve(listener: socket.socket) -> None:
         while True:
@@ -145,8 +145,8 @@ def losing_answers(url: str, num_lost: int) -> Iterator[str]:
                     while data := inbound.recv(1 << 16):
                         outbound.sendall(data)
                 answer = outbound.recv(1 << 20)
-                if left[0]:
-                    left[0] -= 1
+                if num_to_lose[0]:
+                    num_to_lose[0] -= 1
                     continue
                 inbound.sendall(answer)
 
@@ -177,7 +177,7 @@ def test_long_submissions_go_in_several_requests(client: Client) -> None:
         client.submit("long", "tasks.jsonl")  # type: ignore[arg-type]
 
 
-def test_mistakes_are_told_in_one_line(client: Client, url: str, tmp_path: Path) -> None:
+def test_mistakes_are_reported_in_a_single_line(client: Client, url: str, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="nope"):
         client.run("nope")
     with pytest.raises(UserError, match="seed"):

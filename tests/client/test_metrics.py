@@ -68,7 +68,7 @@ async def test_the_last_word_on_a_step_counts(
     assert verify(tmp_path / "live") == []
 
 
-async def test_a_token_for_one_run_logs_to_that_run_alone(served: tuple[str, Keys]) -> None:
+async def test_a_token_of_a_run_logs_to_that_run_alone(served: tuple[str, Keys]) -> None:
     location, keys = served
     _, token = keys.issue("trainer", runs=("stored",))
 

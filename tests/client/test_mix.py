@@ -33,7 +33,7 @@ def test_the_ratio_is_exact(ratio: float) -> None:
 
 
 @pytest.mark.parametrize("ratio", [-0.1, 1.5, float("nan"), float("inf")])
-def test_a_ratio_that_is_none_is_one_line(ratio: float) -> None:
+def test_an_invalid_ratio_is_refused_in_a_single_line(ratio: float) -> None:
     with pytest.raises(UserError, match="ratio"):
         mix(groups("live"), groups("old"), ratio)
 
@@ -41,7 +41,7 @@ def test_a_ratio_that_is_none_is_one_line(ratio: float) -> None:
 def test_a_quarter_of_a_thousand_groups_and_on_after_a_checkpoint() -> None:
     whole = mix(groups("live"), groups("old"), 0.25)
     first = [next(whole) for _ in range(600)]
-    live, old = (sum(found.replayed is mark for found in first) for mark in (False, True))
+    live, old = (sum(group.replayed is mark for group in first) for mark in (False, True))
     assert (live, old) == (450, 150)
     again = mix(groups("live", live), groups("old", old), 0.25, num_live=live, num_replayed=old)
     rest = [next(again) for _ in range(400)]
@@ -49,8 +49,8 @@ def test_a_quarter_of_a_thousand_groups_and_on_after_a_checkpoint() -> None:
     assert [(f.replayed, f.batch.cursor) for f in rest] == [
         (f.replayed, f.batch.cursor) for f in expected
     ]
-    assert sum(found.replayed for found in (*first, *rest)) == 250
-    assert {found.batch.run for found in first if found.replayed} == {"old"}
+    assert sum(group.replayed for group in (*first, *rest)) == 250
+    assert {group.batch.run for group in first if group.replayed} == {"old"}
     with pytest.raises(UserError, match="150 replayed of 601"):
         mix(groups("live"), groups("old"), 0.5, num_live=451, num_replayed=150)
 
@@ -61,7 +61,7 @@ def hashes(location: str, run: str, consumer: str, size: int) -> list[str]:
         return [digest for batch in batches for digest in row_hashes(batch.arrow)]
 
 
-def test_two_trainers_read_one_replay_and_a_third_mixes_it(tmp_path: Path) -> None:
+def test_two_trainers_read_the_same_replay_and_a_third_mixes_it(tmp_path: Path) -> None:
     run = write_run(tmp_path / "one", [group(i, SMALL) for i in range(40)], "one")
     with served(run) as location:
         seen = [hashes(location, "one", name, size) for name, size in (("a", 7), ("b", 3))]

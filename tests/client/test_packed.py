@@ -116,11 +116,11 @@ def test_regrouping_does_not_depend_on_the_streams_boundaries(
     assert [step.num_groups for step in steps[:-1]] == [num_groups] * (len(steps) - 1)
     assert sum(step.num_groups for step in steps) == total
     whole = regroup([make(total)] if total else [], num_groups)
-    for one, other in zip(steps, whole, strict=True):
-        assert one.arrow.to_pydict() == other.arrow.to_pydict()
+    for regrouped, other in zip(steps, whole, strict=True):
+        assert regrouped.arrow.to_pydict() == other.arrow.to_pydict()
 
 
-def test_regrouping_inside_one_batch_copies_nothing() -> None:
+def test_regrouping_inside_a_single_batch_copies_nothing() -> None:
     batch = make(4)
     step = next(regroup([batch], 2))
     assert step.token_ids.ctypes.data == batch.token_ids.ctypes.data

@@ -37,26 +37,29 @@ def location(run_dir: Path) -> Iterator[str]:
 def test_every_array_is_as_long_as_the_sequence_and_says_what_the_batch_says() -> None:
     batch = PackedBatch(delivered([group(i, SHAPE) for i in range(3)]), "demo")
     batch = batch.with_advantages(mean_std(batch))
-    found = records(batch)
-    assert len(found) == batch.num_sequences
-    together = {name: np.concatenate([getattr(one, name) for one in found]) for name in
-                ("ids", "mask", "logprobs", "versions", "temperatures")}  # fmt: skip
+    sequence_records = records(batch)
+    assert len(sequence_records) == batch.num_sequences
+    names = ("ids", "mask", "logprobs", "versions", "temperatures")
+    together = {
+        name: np.concatenate([getattr(record, name) for record in sequence_records])
+        for name in names
+    }
     sampled = batch.sampled_index()
     np.testing.assert_array_equal(together["ids"], batch.token_ids)
     np.testing.assert_array_equal(together["mask"], batch.loss_mask().astype(bool))
     np.testing.assert_array_equal(together["logprobs"][sampled], batch.logprobs)
     assert not np.delete(together["logprobs"], sampled).any()
     assert set(np.delete(together["versions"], sampled).tolist()) == {-1}
-    for row, one in enumerate(found):
-        assert one.ids.shape == one.mask.shape == one.versions.shape
-        assert not one.temperatures[: one.first].any()
-        assert one.temperatures[one.first] > 0
-        assert one.advantage == pytest.approx(float(batch.advantages[row]))  # type: ignore[index]
-    weights = {one.rollout: 0.0 for one in found}
-    for one in found:
-        weights[one.rollout] += one.weight
+    for row, record in enumerate(sequence_records):
+        assert record.ids.shape == record.mask.shape == record.versions.shape
+        assert not record.temperatures[: record.first].any()
+        assert record.temperatures[record.first] > 0
+        assert record.advantage == pytest.approx(float(batch.advantages[row]))  # type: ignore[index]
+    weights = {record.rollout: 0.0 for record in sequence_records}
+    for record in sequence_records:
+        weights[record.rollout] += record.weight
     assert set(weights.values()) == {1.0}, "a rollout counts once, however often it was rewritten"
-    assert any(one.weight < 1 for one in found)
+    assert any(record.weight < 1 for record in sequence_records)
 
 
 def test_what_trains_is_what_sql_says(location: str, run_dir: Path) -> None:
@@ -66,8 +69,8 @@ def test_what_trains_is_what_sql_says(location: str, run_dir: Path) -> None:
         "unnest(span_kind) AS kind, unnest(span_end) - unnest([0] || span_end[:-2]) AS kind_length "
         "FROM sequences) WHERE kind = 1 GROUP BY ALL",
     ).to_pylist()
-    fed = [one for group in Feed(location, "demo", consumer="sql") for one in group]
-    assert {(one.rollout, one.segment): int(one.mask.sum()) for one in fed} == {
+    fed = [record for group in Feed(location, "demo", consumer="sql") for record in group]
+    assert {(record.rollout, record.segment): int(record.mask.sum()) for record in fed} == {
         (row["rollout_id"], row["segment"]): row["trained"] for row in stored
     }
 
@@ -75,9 +78,9 @@ def test_what_trains_is_what_sql_says(location: str, run_dir: Path) -> None:
 def test_a_feed_goes_on_behind_its_checkpoint_and_pickles_its_address(location: str) -> None:
     feed = Feed(location, "demo", consumer="a")
     groups = iter(feed)
-    first = [one.group for one in next(groups)]
+    first = [record.group for record in next(groups)]
     saved = pickle.loads(pickle.dumps(feed.state_dict()))
-    second = [one.group for one in next(groups)]
+    second = [record.group for record in next(groups)]
     again = pickle.loads(pickle.dumps(Feed(location, "demo", consumer="a")))
     again.load_state_dict(saved)
     rest = [group[0].group for group in again]

@@ -35,17 +35,17 @@ print(json.dumps([sum(fed), batches, len(list(tasks))]))
 
 def needed() -> set[str]:
     """Distributions of the core dependencies and what they bring, from what is installed here."""
-    waiting, found = [re.split(r"[<>=!~ ;\[]", one)[0] for one in CORE], set[str]()
+    waiting, names = [re.split(r"[<>=!~ ;\[]", requirement)[0] for requirement in CORE], set[str]()
     while waiting:
         name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
-        if name not in found:
-            found.add(name)
+        if name not in names:
+            names.add(name)
             waiting += [
-                re.split(r"[<>=!~ ;\[(]", one)[0]
-                for one in requires(name) or []
-                if "extra ==" not in one and "python_version" not in one
+                re.split(r"[<>=!~ ;\[(]", requirement)[0]
+                for requirement in requires(name) or []
+                if "extra ==" not in requirement and "python_version" not in requirement
             ]
-    return found
+    return names
 
 
 @pytest.fixture(scope="module")

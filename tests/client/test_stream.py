@@ -70,8 +70,8 @@ def test_equal_rows_in_equal_order_on_every_path(location: str, host: str | None
         "a file is mapped where the kernel is the same and nowhere else"
     )
     assert (fetched.cursor, fetched.end) == (f"demo@{NUM_GROUPS}", True)
-    found = [digest for batch in batches for digest in row_hashes(batch)]
-    assert found == row_hashes(delivered(groups()))
+    digests = [digest for batch in batches for digest in row_hashes(batch)]
+    assert digests == row_hashes(delivered(groups()))
     for batch in batches:
         seqs = batch.column("delivery_seq").to_numpy()
         assert np.count_nonzero(np.diff(seqs)) + 1 == len(np.unique(seqs)), (

@@ -73,7 +73,7 @@ def lineage(run: str) -> bytes:
     return bytes(sink.getvalue())
 
 
-async def test_a_trainer_of_one_run_records_lineage_of_that_run_alone(tmp_path: Path) -> None:
+async def test_a_trainer_of_a_run_records_lineage_of_that_run_alone(tmp_path: Path) -> None:
     keys, endpoint = Keys("secret", KEY), Endpoint(tmp_path / "hot", 1 << 20)
     for name in ("mine", "other"):
         new_run(tmp_path, name)
@@ -116,7 +116,7 @@ def test_the_command_makes_a_token_for_a_role_and_runs(
         assert dispatch(["token", "new", "--role", "guest", *options, *root]) == 2
 
 
-async def test_two_tokens_in_one_request_are_none(tmp_path: Path) -> None:
+async def test_a_request_with_two_tokens_is_refused(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         url = w.served.http + "/v1/runs"
         twice = [("authorization", f"Bearer {TOKEN}"), ("authorization", "Bearer x")]

@@ -19,7 +19,9 @@ KEYS = Keys("owner", "x" * 64)
 pytest.importorskip("cryptography", reason="connections between hosts need the extra `tls`")
 
 
-def test_a_service_prepares_one_file_a_role_for_its_owner_only(tmp_path: Path) -> None:
+def test_a_service_writes_a_join_file_for_each_role_readable_by_its_owner_only(
+    tmp_path: Path,
+) -> None:
     prepare(tmp_path, "https://h:1", KEYS)
     files = sorted((tmp_path / "join").iterdir())
     assert [file.stem for file in files] == sorted(ROLES[1:])
@@ -38,12 +40,14 @@ def test_join_files_stay_until_something_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [("", "join file"), ("[]", "other fields"), ('{"url": 1}', "other fields")],
 )
-def test_a_file_that_is_none_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_join_file_is_refused_in_a_single_line(
+    tmp_path: Path, text: str, expected: str
+) -> None:
     (tmp_path / "x.json").write_text(text)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=expected):
         Join.read(tmp_path / "x.json")
 
 
@@ -78,23 +82,23 @@ def test_no_join_file_holds_the_owners_token_or_the_key_that_signs(tmp_path: Pat
         assert KEYS.check(f"Bearer {Join.read(path).token}".encode()).role == path.stem
 
 
-def test_what_ends_soon_is_told_and_made_anew(tmp_path: Path) -> None:
+def test_credentials_about_to_expire_are_listed_and_renewed(tmp_path: Path) -> None:
     prepare(tmp_path, "https://h:1", KEYS)
     assert ends_soon(tmp_path) == {}
     own, path = tmp_path / "tls" / "service.json", tmp_path / "join" / "node.json"
     Authority.of(tmp_path / "tls").credentials("service", days=-2).write(own)
     new_join(tmp_path, "node", "https://h:1", "t", days=-1).write(path)
-    shown = LiveCredentials(own)
-    before = shown.current
-    left = ends_soon(tmp_path)
-    assert (round(left[str(own)]), round(left[str(path)])) == (-2, -1)
+    live = LiveCredentials(own)
+    before = live.current
+    days_by_path = ends_soon(tmp_path)
+    assert (round(days_by_path[str(own)]), round(days_by_path[str(path)])) == (-2, -1)
     prepare(tmp_path, "https://h:1", KEYS)
     assert ends_soon(tmp_path) == {}
     short = Authority.of(tmp_path / "tls").credentials("service", days=9)
     assert (round(short.life_days), short.ends_soon) == (9, False), "three days before its end"
-    assert shown.current != before
-    assert shown.current.remaining_days() > 300
-    assert shown.current is shown.current
+    assert live.current != before
+    assert live.current.remaining_days() > 300
+    assert live.current is live.current
 
 
 def test_a_node_gets_a_certificate_that_names_it_for_a_key_that_stays_with_it(
@@ -103,8 +107,8 @@ def test_a_node_gets_a_certificate_that_names_it_for_a_key_that_stays_with_it(
     authority, key = Authority.of(tmp_path), NodeKey()
     made = key.credentials(authority.sign(key.request("n7"), "n8"), authority.certificate)
     x509 = pytest.importorskip("cryptography.x509")
-    found = x509.load_pem_x509_certificate(made.certificate.encode())
-    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    certificate = x509.load_pem_x509_certificate(made.certificate.encode())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert Caller.of(names.get_values_for_type(x509.DNSName)[0]) == Caller("node", "n8"), "not n7"
     assert 89 < made.remaining_days() <= 90
     made.server_context()

@@ -44,7 +44,7 @@ JSON = {"content-type": "application/json"}
 
 
 @dataclass(frozen=True)
-class Shown:
+class BearerToken:
     """A token, and what it should allow."""
 
     name: str
@@ -71,24 +71,24 @@ class Cert:
         return replace(self.credentials, role=role) if self.credentials else None
 
 
-def tokens(root: Path) -> list[Shown]:
+def tokens(root: Path) -> list[BearerToken]:
     keys = Keys(TOKEN, signing_key(root))
     by_owners = Keys("", TOKEN.ljust(32, "\0"))  # to HMAC the same key, and long enough for PyJWT
     made = [
-        Shown("owner", TOKEN),
-        Shown("none", "", valid=False),
-        Shown("wrong", "x" * 43, valid=False),
-        Shown("forged", Keys(TOKEN, "f" * 64).issue("trainer")[1], valid=False),
-        Shown(
+        BearerToken("owner", TOKEN),
+        BearerToken("none", "", valid=False),
+        BearerToken("wrong", "x" * 43, valid=False),
+        BearerToken("forged", Keys(TOKEN, "f" * 64).issue("trainer")[1], valid=False),
+        BearerToken(
             "signed with the owner's",
             by_owners.issue("trainer")[1],
             valid=False,
         ),
     ]
     for role in GRANTED:
-        made.append(Shown(role, keys.issue(role)[1], role=role))
+        made.append(BearerToken(role, keys.issue(role)[1], role=role))
         token = keys.issue(role, runs=(MINE,))[1]
-        made.append(Shown(f"{role} of a run", token, role=role, run=MINE))
+        made.append(BearerToken(f"{role} of a run", token, role=role, run=MINE))
     return made
 
 
@@ -102,7 +102,7 @@ def certificates(authority: Authority) -> list[Cert]:
     ]
 
 
-def may(cert: Cert, token: Shown, roles: frozenset[str], named: str | None) -> bool:
+def may(cert: Cert, token: BearerToken, roles: frozenset[str], named: str | None) -> bool:
     """What the table says. `named`: the run that is asked for; empty: none; None: of no account."""
     by_certificate = cert.credentials is None or cert.role in roles
     by_token = token.valid and (not token.role or token.role in roles)
@@ -110,17 +110,17 @@ def may(cert: Cert, token: Shown, roles: frozenset[str], named: str | None) -> b
 
 
 @asynccontextmanager
-async def gateway(tmp_path: Path) -> AsyncIterator[tuple[Any, list[Cert], list[Shown]]]:
+async def gateway(tmp_path: Path) -> AsyncIterator[tuple[Any, list[Cert], list[BearerToken]]]:
     """A real one, over loopback and over TLS."""
     config = settings(tmp_path, listen=f"127.0.0.1:{three_ports()}")
     config.root.mkdir()
-    authority, known = Authority.of(config.tls_dir), tokens(config.root)
+    authority, bearers = Authority.of(config.tls_dir), tokens(config.root)
     own = authority.credentials("service")
     async with (
         FlightNetwork(TOKEN, own, keys_of(config)) as network,
         serving(config, network, credentials=own) as served,
     ):
-        yield served, certificates(authority), known
+        yield served, certificates(authority), bearers
 
 
 def requests(app: Any) -> Iterator[tuple[str, str, str, str, Any]]:
@@ -136,16 +136,16 @@ def requests(app: Any) -> Iterator[tuple[str, str, str, str, Any]]:
 
 async def test_over_http(tmp_path: Path) -> None:
     wrong: list[str] = []
-    async with gateway(tmp_path) as (served, shown, known):
+    async with gateway(tmp_path) as (served, certs, bearers):
         routes = list(requests(create_app(served.gateway)._app))
         assert {what for what, *_ in routes} == set(HTTP)
-        for cert in shown:
+        for cert in certs:
             config = served.gateway.config
             url = served.http if cert.credentials is None else config.listener.url
             context = cert.credentials.client_context() if cert.credentials else True
             name = "service.prorl" if cert.credentials else None
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=4)) as session:
-                for token, (what, method, path, run, body) in itertools.product(known, routes):
+                for token, (what, method, path, run, body) in itertools.product(bearers, routes):
                     async with session.request(
                         method,
                         url + path,
@@ -156,15 +156,15 @@ async def test_over_http(tmp_path: Path) -> None:
                         server_hostname=name,
                     ) as answer:
                         let_in = answer.status not in (401, 403)
-                        said = await answer.read()
+                        reply = await answer.read()
                     if answer.status >= 400:
-                        assert set(orjson.loads(said)) == {"code", "message", "request_id"}
+                        assert set(orjson.loads(reply)) == {"code", "message", "request_id"}
                     roles = HTTP[what]
-                    wanted = may(cert, token, roles, run)
+                    is_allowed = may(cert, token, roles, run)
                     if path == OPEN:
-                        wanted = cert.credentials is None or cert.role in roles
-                    if let_in != wanted:
-                        wrong.append(f"{what} {run} as {cert.name} with {token.name}: {said!r}")
+                        is_allowed = cert.credentials is None or cert.role in roles
+                    if let_in != is_allowed:
+                        wrong.append(f"{what} {run} as {cert.name} with {token.name}: {reply!r}")
     assert not wrong, wrong
 
 
@@ -209,7 +209,7 @@ def call(client: fl.FlightClient, what: str, token: str, run: str, worker: str) 
 UNKNOWN = ("list_flights", "get_schema", "do_put", "action unknown", "exchange unknown")
 
 
-def test_every_verb_of_flight_is_asked() -> None:
+def test_every_verb_of_flight_is_tried() -> None:
     verbs = {name for name in vars(fl.FlightServerBase) if name.startswith(("do_", "get_", "list"))}
     ours = {name for name in vars(RpcServer) if not name.startswith("_")}
     assert verbs == ours | {"list_flights", "get_schema", "do_put"}, "else pyarrow's traceback"
@@ -221,7 +221,7 @@ def test_every_verb_of_flight_is_asked() -> None:
 async def test_over_flight(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
-    known, authority = tokens(root), Authority.of(tmp_path / "tls")
+    bearers, authority = tokens(root), Authority.of(tmp_path / "tls")
 
     async def accept(channel: Channel) -> None:
         await channel.receive()
@@ -244,21 +244,21 @@ async def test_over_flight(tmp_path: Path) -> None:
     def ask(cert: Cert, location: str) -> list[str]:
         wrong = []
         with open_client(location, cert.dialling("trainer")) as client:
-            asked = itertools.product(known, [*FLIGHT, *UNKNOWN], (MINE, OTHER))
-            for token, what, run in asked:
-                said = call(client, what, token.text, run, "n1/run-0")
-                where = f"{what} {run} as {cert.name} with {token.name}: {said}"
-                assert "Traceback" not in said, where
-                assert "NotImplemented" not in said, where
+            requests = itertools.product(bearers, [*FLIGHT, *UNKNOWN], (MINE, OTHER))
+            for token, what, run in requests:
+                refusal = call(client, what, token.text, run, "n1/run-0")
+                where = f"{what} {run} as {cert.name} with {token.name}: {refusal}"
+                assert "Traceback" not in refusal, where
+                assert "NotImplemented" not in refusal, where
                 named: str | None = "" if what.startswith("exchange") else run
                 if what == "list_actions":
                     named = None
-                wanted = may(cert, token, FLIGHT.get(what, frozenset()), named)
+                is_allowed = may(cert, token, FLIGHT.get(what, frozenset()), named)
                 if what.startswith("exchange") and "node" in (cert.role, token.role):
-                    wanted = wanted and cert.name == "node:n1"
+                    is_allowed = is_allowed and cert.name == "node:n1"
                 if what in UNKNOWN:
-                    wanted = False
-                if (not said) != wanted:
+                    is_allowed = False
+                if (not refusal) != is_allowed:
                     wrong.append(where)
         return wrong
 
@@ -285,10 +285,10 @@ async def test_at_a_node_the_service_alone_by_its_certificate(tmp_path: Path) ->
         at = await node.listen("grpc+tls://127.0.0.1:0", routes)
         for cert in certificates(authority)[1:]:
             with open_client(at, cert.dialling("service")) as client:
-                said = await asyncio.to_thread(
+                refusal = await asyncio.to_thread(
                     call, client, "exchange edge/scored", "", "", "store-0"
                 )
-            assert (said == "") == (cert.name == "service"), (cert.name, said)
+            assert (refusal == "") == (cert.name == "service"), (cert.name, refusal)
         async with FlightNetwork("the owner's", authority.credentials("service")) as service:
             channel = await service.dial(at, "edge/scored", {"worker": "mine"}, EMPTY, EMPTY)
             await channel.close()
@@ -296,7 +296,7 @@ async def test_at_a_node_the_service_alone_by_its_certificate(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("hello", "said"),
+    ("hello", "expected"),
     [
         ({"roles": {"run": 1}, "worker": "n2/worker-0"}, "worker n1/"),
         ({"roles": {"run": 1}, "worker": "worker-0"}, "worker n1/"),
@@ -307,19 +307,19 @@ async def test_at_a_node_the_service_alone_by_its_certificate(tmp_path: Path) ->
     ],
 )
 async def test_a_node_speaks_for_itself_alone(
-    tmp_path: Path, hello: dict[str, Any], said: str
+    tmp_path: Path, hello: dict[str, Any], expected: str
 ) -> None:
-    async with gateway(tmp_path) as (served, shown, known):
-        node = next(cert for cert in shown if cert.name == "node:n1").credentials
+    async with gateway(tmp_path) as (served, certs, bearers):
+        node = next(cert for cert in certs if cert.name == "node:n1").credentials
         at = served.gateway.config.listener.gateway
-        token = next(token for token in known if token.name == "node").text
+        token = next(token for token in bearers if token.name == "node").text
         async with FlightNetwork(token, node) as network:
-            with pytest.raises(ForbiddenError, match=said):
+            with pytest.raises(ForbiddenError, match=expected):
                 await network.dial(at, "control", hello, CONTROL, CONTROL)
             good: dict[str, Any] = {"roles": {"run": 1}, "worker": "n1/worker-0"}
             channel = await network.dial(at, "control", good, CONTROL, CONTROL)
-            said_later: dict[str, Any] = {"node": "n1"} | hello
-            lie = Hello(schema_version=SCHEMA_VERSION, **said_later)
+            hello_fields: dict[str, Any] = {"node": "n1"} | hello
+            lie = Hello(schema_version=SCHEMA_VERSION, **hello_fields)
             channel.send(to_batch([ControlRow.of(lie, seq=1)]))
             try:
                 assert await asyncio.wait_for(channel.receive(), 10) is None, "no welcome"
@@ -336,12 +336,12 @@ async def test_a_worker_that_is_refused_for_good_ends_and_says_why(
     ever.
     """
     monkeypatch.setattr(control_client, "REFUSED_S", 0.5)
-    async with gateway(tmp_path) as (served, shown, known):
+    async with gateway(tmp_path) as (served, certs, bearers):
         at = served.gateway.config.listener.gateway
-        node = next(cert for cert in shown if cert.name == "node:n1").credentials
-        gone = next(token for token in known if token.name == "forged").text
+        node = next(cert for cert in certs if cert.name == "node:n1").credentials
+        forged_token = next(token for token in bearers if token.name == "forged").text
         identity = this_life(roles={"run": 1}, worker="n1/run-0", node="n1", remote=True)
-        async with FlightNetwork(gone, node) as network:
+        async with FlightNetwork(forged_token, node) as network:
             client = ControlClient(network, at, identity, on={})
             client.start()
             with pytest.raises(control_client.REFUSALS, match="a wrong bearer token"):

@@ -43,19 +43,23 @@ class Echo:
 
 
 @contextmanager
-def opened(shown: Credentials | LiveCredentials, app: Echo) -> Iterator[tuple[int, TlsListener]]:
+def opened(
+    credentials: Credentials | LiveCredentials, app: Echo
+) -> Iterator[tuple[int, TlsListener]]:
     with (
         socket.create_server(("127.0.0.1", 0), backlog=1024) as listener,
-        TlsListener(listener, shown, app.take) as made,
+        TlsListener(listener, credentials, app.take) as made,
     ):
         yield listener.getsockname()[1], made
 
 
-def ask(port: int, shown: Credentials, words: bytes = b"hello", source: str = "127.0.0.1") -> bytes:
+def ask(
+    port: int, credentials: Credentials, words: bytes = b"hello", source: str = "127.0.0.1"
+) -> bytes:
     """What the app answers a caller from this address."""
     with (
         socket.create_connection(("127.0.0.1", port), 10, (source, 0)) as plain,
-        shown.client_context().wrap_socket(plain, server_hostname="service.prorl") as secure,
+        credentials.client_context().wrap_socket(plain, server_hostname="service.prorl") as secure,
     ):
         secure.sendall(words)
         answer = b""
@@ -99,8 +103,8 @@ def test_a_stranger_learns_nothing_and_reaches_nobody(tmp_path: Path) -> None:
         for words in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 400, b"SSH-2.0-x\r\n"):
             with socket.create_connection(("127.0.0.1", port), 10) as plain:
                 plain.sendall(words)
-                heard = b"".join(iter(lambda: plain.recv(4096), b""))
-                assert len(heard) <= 7, "a TLS alert at most"
+                received = b"".join(iter(lambda: plain.recv(4096), b""))
+                assert len(received) <= 7, "a TLS alert at most"
         for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), stranger.client_context()):
             assert says(port, trusting(context)) == b""
         assert ask(port, authority.credentials("trainer")) == b"hello"
@@ -129,7 +133,7 @@ def test_thousands_of_idle_connections_are_no_burden(
     assert threading.active_count() <= before + 2
 
 
-async def test_new_credentials_are_shown_while_streams_go_on(
+async def test_new_credentials_are_presented_while_streams_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over HTTPS from the next handshake on; over Flight at the same port, soon."""
@@ -147,9 +151,9 @@ async def test_new_credentials_are_shown_while_streams_go_on(
             socket.create_connection(("127.0.0.1", port), 10) as plain,
             trainer.client_context().wrap_socket(plain, server_hostname="service.prorl") as tls,
         ):
-            found = tls.getpeercert()
-            assert found is not None
-            return int(str(found["serialNumber"]), 16)
+            certificate = tls.getpeercert()
+            assert certificate is not None
+            return int(str(certificate["serialNumber"]), 16)
 
     async with FlightNetwork("t", live) as network, FlightNetwork("t", trainer) as dialler:
         location = await network.listen("grpc+tls://127.0.0.1:0", {"control": (echo, EMPTY, EMPTY)})
