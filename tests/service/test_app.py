@@ -32,7 +32,7 @@ def long(prompt: str) -> Json:
     return {"task": {"task_id": "t", "env": "math", "prompt": prompt, "data": {"answer": "1"}}}
 
 
-async def test_same_key_from_fifty_clients_at_once_is_one_group(tmp_path: Path) -> None:
+async def test_the_same_key_from_fifty_clients_at_once_is_a_single_group(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await w.run()
         answers = await asyncio.gather(
@@ -134,14 +134,14 @@ async def test_a_run_that_trains_takes_no_group_of_another_distribution(
         assert (status, "a temperature above 0" in reply["message"]) == (422, True), reply
 
 
-def test_a_model_that_thinks_has_budgets_to_think_in_where_none_are_said() -> None:
+def test_a_thinking_model_has_default_budgets_for_its_thoughts() -> None:
     """With 1,024 tokens most first thoughts were cut off, and 300 s end those of 9,000."""
     thinks = {"thinks": True}
     unsaid = by_model(RunConfig(run_id="r"), thinks)
     assert (unsaid.sampling.max_tokens, unsaid.limits.run_s) == (16384, 1800.0)
     values: Json = {"sampling": {"max_tokens": 99}, "limits": {"run_s": 7, "max_tokens": 5000}}
-    said = RunConfig.model_validate({"run_id": "r", **values})
-    assert by_model(said, thinks) == said
+    config = RunConfig.model_validate({"run_id": "r", **values})
+    assert by_model(config, thinks) == config
     codex = by_model(RunConfig(run_id="r", agent="codex"), {"thinks": False})
     assert (codex.limits.max_turns, codex.limits.run_s, codex.journal) == (200, 1800.0, "off")
     few = RunConfig.model_validate({"run_id": "r", "agent": "codex", "limits": {"max_turns": 3}})
@@ -150,11 +150,11 @@ def test_a_model_that_thinks_has_budgets_to_think_in_where_none_are_said() -> No
     assert "max_tokens" not in unsaid.limits.model_fields_set, "no claim on a server's context"
 
 
-async def test_ten_thousand_groups_in_one_request(tmp_path: Path) -> None:
+async def test_ten_thousand_groups_in_a_single_request(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await w.run()
-        found = await w.submit(*(group(f"t{i}", n=2) for i in range(10_000)), last=True)
-        assert [one["group_id"] for one in found] == list(range(10_000))
+        accepted = await w.submit(*(group(f"t{i}", n=2) for i in range(10_000)), last=True)
+        assert [entry["group_id"] for entry in accepted] == list(range(10_000))
         assert (await w.view())["counts"]["queued"] == 20_000
 
 
@@ -183,12 +183,12 @@ async def test_code_named_by_its_place_is_not_loaded_unless_the_service_says_so(
         assert (status, "does not load" in answer["message"]) == (422, True), answer
         assert (await w.view())["counts"]["queued"] == 0
     task = Task(task_id="x", env="prorl.envs.noop:NoopEnv", prompt="")
-    found = check_env_exists(load_code=True)(task, lambda env, messages, tools: None)
-    assert found is not None
-    await found
+    pending_check = check_env_exists(load_code=True)(task, lambda env, messages, tools: None)
+    assert pending_check is not None
+    await pending_check
 
 
-async def test_a_directory_that_is_somebody_elses_is_left_alone(tmp_path: Path) -> None:
+async def test_a_directory_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         (w.config.root / "mine").mkdir()
         (w.config.root / "mine" / "thesis.txt").write_text("years")
@@ -202,7 +202,7 @@ async def test_a_directory_that_is_somebody_elses_is_left_alone(tmp_path: Path) 
         assert (status, "read it with that version" in answer["message"]) == (422, True)
 
 
-async def test_a_run_whose_directory_was_removed_is_not_gone_on_with(tmp_path: Path) -> None:
+async def test_a_run_without_its_directory_is_not_resumed(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         assert (await w.http("POST", "/v1/runs", {"run_id": "a"}))[0] == 201
         shutil.rmtree(w.config.root / "a")
@@ -242,7 +242,7 @@ async def test_a_filter_that_does_not_bind_is_refused_when_the_run_is_made(
         assert not (tmp_path / "r").exists()
 
 
-async def test_after_last_only_known_groups_are_taken(tmp_path: Path) -> None:
+async def test_after_last_only_existing_groups_are_accepted(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await w.run()
         await w.submit(group(key="k"))
@@ -290,8 +290,8 @@ async def test_openapi_names_every_route_and_resolves(tmp_path: Path) -> None:
         error = document["components"]["schemas"]["ErrorBody"]
         for path, methods in document["paths"].items():
             for method, route in methods.items():
-                told = {int(code) for code in route["responses"]}
-                assert told >= {401, 403, 404, 409, 422, 429, 500, 503, 507}, (path, method)
+                statuses = {int(code) for code in route["responses"]}
+                assert statuses >= {401, 403, 404, 409, 422, 429, 500, 503, 507}, (path, method)
                 shape = route["responses"]["409"]["content"]["application/json"]["schema"]
                 assert shape == {"$ref": "#/components/schemas/ErrorBody"}
         for path in ("/v1/runs", "/v1/runs/{run_id}/groups", "/v1/runs/{run_id}/versions"):
@@ -312,7 +312,7 @@ async def test_openapi_names_every_route_and_resolves(tmp_path: Path) -> None:
 
 
 async def test_what_is_sent_has_the_shape_that_openapi_shows(tmp_path: Path) -> None:
-    asked = [
+    requests = [
         ("POST", "/v1/runs", "/v1/runs", {"run_id": "r"}),
         (
             "POST",
@@ -340,11 +340,11 @@ async def test_what_is_sent_has_the_shape_that_openapi_shows(tmp_path: Path) -> 
         shapes = document["components"]["schemas"]
         for shape in shapes.values():
             shape.setdefault("additionalProperties", False)
-        for method, route, path, body in asked:
+        for method, route, path, body in requests:
             status, answer = await w.http(method, path, body)
             assert 200 <= status < 300, (method, path, answer)
-            told = document["paths"][route][method.lower()]["responses"][str(status)]
-            schema = told["content"]["application/json"]["schema"]
+            response = document["paths"][route][method.lower()]["responses"][str(status)]
+            schema = response["content"]["application/json"]["schema"]
             jsonschema.validate(answer, {**schema, "components": {"schemas": shapes}})
 
 
@@ -374,7 +374,7 @@ def test_answers_never_wait_for_an_ack() -> None:
             )
 
 
-async def test_what_the_border_cannot_keep_is_refused_in_one_line(tmp_path: Path) -> None:
+async def test_a_value_that_columns_cannot_hold_is_refused_in_a_single_line(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await w.run()
         task = {"task_id": "t", "env": "noop", "prompt": "x"}
@@ -418,4 +418,4 @@ async def test_a_full_queue_is_429_and_accepts_nothing_of_the_request(tmp_path: 
         assert (status, answer["code"]) == (429, "queue_full"), answer
         assert (await w.view())["counts"]["queued"] == 1000
         again = await w.submit(*(group(f"{i}", key=f"k{i}") for i in range(1000)))
-        assert [one["group_id"] for one in again] == [one["group_id"] for one in first]
+        assert [entry["group_id"] for entry in again] == [entry["group_id"] for entry in first]

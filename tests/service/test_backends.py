@@ -35,12 +35,12 @@ async def served(policy: str = "scripted:random", context: int = 1 << 20) -> Asy
 
 
 async def names(w: World) -> dict[str, str]:
-    found: Json = (await w.http("GET", "/v1/backends"))[1]["backends"]
-    return {one["name"]: one["state"] for one in found}
+    backends: Json = (await w.http("GET", "/v1/backends"))[1]["backends"]
+    return {backend["name"]: backend["state"] for backend in backends}
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
+    ("name", "expected"),
     [
         ("not a url", "not a url"),
         (f"http://{'x' * 64}.org", "label"),
@@ -53,8 +53,8 @@ async def names(w: World) -> dict[str, str]:
         ("http://127.0.0.1:9", "start it first"),
     ],
 )
-async def test_what_cannot_serve_is_refused_in_one_line_and_leaves_nothing(
-    tmp_path: Path, name: str, found: str
+async def test_an_unusable_backend_is_refused_in_a_single_line_and_not_added(
+    tmp_path: Path, name: str, expected: str
 ) -> None:
     async with world(tmp_path) as w:
         for method, path, body in (
@@ -64,7 +64,7 @@ async def test_what_cannot_serve_is_refused_in_one_line_and_leaves_nothing(
         ):
             status, answer = await w.http(method, path, body)
             assert status == 422, answer
-            assert found in answer["message"]
+            assert expected in answer["message"]
             assert "\n" not in answer["message"]
         assert list(await names(w)) == ["scripted:oracle"]
         assert (await w.http("GET", "/v1/runs"))[1]["runs"] == []
@@ -82,8 +82,8 @@ async def test_a_trainers_token_names_no_server_that_the_pool_lacks(tmp_path: Pa
         ):
             token = TOKEN if role == "owner" else keys.issue(role)[1]
             body: Json = {"run_id": f"{role}-{status}", "backends": [name]}
-            found, answer = await w.http("POST", "/v1/runs", body, token)
-            assert found == status, answer
+            reply_status, answer = await w.http("POST", "/v1/runs", body, token)
+            assert reply_status == status, answer
             assert status == 201 or "the pool, which is the owner's" in answer["message"]
 
 
@@ -105,13 +105,13 @@ async def test_a_run_that_wants_a_longer_context_than_its_servers_have_is_refuse
     tmp_path: Path,
 ) -> None:
     async with served(context=512) as short, world(tmp_path, backends=(short,)) as w:
-        asked: Json = {"run_id": "r", "limits": {"max_tokens": 513}}
-        status, answer = await w.http("POST", "/v1/runs", asked)
+        run_body: Json = {"run_id": "r", "limits": {"max_tokens": 513}}
+        status, answer = await w.http("POST", "/v1/runs", run_body)
         assert status == 422
         assert all(part in answer["message"] for part in (short, "512", "513", "--max-model-len"))
         for name, limits in (("fits", {"max_tokens": 512}), ("unsaid", {})):
-            asked = {"run_id": name, "limits": limits}
-            assert (await w.http("POST", "/v1/runs", asked))[0] == 201
+            run_body = {"run_id": name, "limits": limits}
+            assert (await w.http("POST", "/v1/runs", run_body))[0] == 201
 
 
 async def test_a_server_that_takes_no_weights_is_refused_before_a_token_is_sampled(
@@ -119,8 +119,8 @@ async def test_a_server_that_takes_no_weights_is_refused_before_a_token_is_sampl
 ) -> None:
     """As vLLM before 0.27, or outside of its developer mode: no `/weight_info`."""
     async with served() as old, world(tmp_path, backends=(old,)) as w:
-        asked: Json = {"run_id": "r", "delivery": "stream"}
-        status, answer = await w.http("POST", "/v1/runs", asked)
+        run_body: Json = {"run_id": "r", "delivery": "stream"}
+        status, answer = await w.http("POST", "/v1/runs", run_body)
         assert status == 422, answer
         words = ("takes no weights", "vLLM 0.27 or later", "VLLM_SERVER_DEV_MODE=1", "`store`")
         assert all(word in answer["message"] for word in words)
@@ -129,12 +129,12 @@ async def test_a_server_that_takes_no_weights_is_refused_before_a_token_is_sampl
         assert (await w.http("POST", "/v1/runs", {"run_id": "r"}))[0] == 201
     (tmp_path / "other").mkdir()
     async with served() as old, world(tmp_path / "other") as w:
-        assert (await w.http("POST", "/v1/runs", asked))[0] == 201
+        assert (await w.http("POST", "/v1/runs", run_body))[0] == 201
         status, answer = await w.http("POST", "/v1/backends", {"name": old})
         assert (status, "takes no weights" in answer["message"]) == (422, True)
 
 
-async def test_a_server_that_comes_while_runs_are_open_is_asked_for_their_vocabularies(
+async def test_a_server_added_while_runs_are_open_is_checked_against_their_vocabularies(
     tmp_path: Path,
 ) -> None:
     async with served(context=512) as short, world(tmp_path) as w:
@@ -149,16 +149,16 @@ async def test_a_server_that_comes_while_runs_are_open_is_asked_for_their_vocabu
         assert list(await names(w)) == ["scripted:oracle"]
 
 
-async def test_of_two_pools_that_are_said_at_once_one_stands(tmp_path: Path) -> None:
+async def test_simultaneous_replacements_of_the_pool_do_not_mix(tmp_path: Path) -> None:
     """Not both lists together: what was there is read and replaced in one go."""
-    async with served() as one, served() as two, world(tmp_path) as w:
-        pools = [[one], [two, "scripted:noop"]]
-        asked = (w.http("PUT", "/v1/backends", {"backends": pool}) for pool in pools)
-        assert [status for status, _ in await asyncio.gather(*asked)] == [200, 200]
+    async with served() as first, served() as two, world(tmp_path) as w:
+        pools = [[first], [two, "scripted:noop"]]
+        requests = (w.http("PUT", "/v1/backends", {"backends": pool}) for pool in pools)
+        assert [status for status, _ in await asyncio.gather(*requests)] == [200, 200]
         assert sorted(await names(w)) in [sorted(pool) for pool in pools]
 
 
-async def test_the_pool_is_what_was_said_last_also_over_restarts(tmp_path: Path) -> None:
+async def test_the_last_pool_stands_over_restarts(tmp_path: Path) -> None:
     """The log's word stands over the config's."""
     more: Json = {"backends": ("scripted:oracle", "scripted:noop")}
     async with served() as url:
@@ -181,35 +181,35 @@ async def test_an_attempt_that_lost_its_backend_waits_and_is_neither_charged_nor
     tmp_path: Path,
 ) -> None:
     async with (
-        served() as one,
+        served() as primary,
         served() as two,
-        world(tmp_path, backends=(one, two)) as w,
+        world(tmp_path, backends=(primary, two)) as w,
         w.worker("init") as init,
         w.worker("run") as run,
     ):
-        (told,) = [row.read(BackendStatus) for row in await run.hear(Kind.BACKENDS)][:1]
-        assert (told.gone, set(told.keyed)) == ((), {one, two})
+        (backend_status,) = [row.read(BackendStatus) for row in await run.hear(Kind.BACKENDS)][:1]
+        assert (backend_status.gone, set(backend_status.keyed)) == ((), {primary, two})
         await w.run()
         await w.submit(group("a"))
         (key,) = await init.take(1)
         run.say(Started(), key)
         first = (await rollout(w))["backend"]
-        other = {one: two, two: one}[first]
+        other = {primary: two, two: primary}[first]
 
         def lost(backend: str, trouble: Trouble = Trouble.ERROR, **more: Json) -> Failover:
             return Failover(attempt=key, backend=backend, trouble=trouble, **more)
 
         assert await run.ask(lost(first), "r") == Assigned(backend=other), "not to who failed it"
         assert await run.ask(lost(first), "r") == Assigned(backend=other), "said again: what stands"
-        w.core.state.serves[one] = w.core.state.serves[two] = ("r", 2)
+        w.core.state.serves[primary] = w.core.state.serves[two] = ("r", 2)
         w.core.state.balancer.fence(first)
-        asked = asyncio.ensure_future(run.ask(lost(other, min_version=2), "r"))
-        assert (await asked).backend == other, "the sole one that is able, though it failed"
+        assignment = asyncio.ensure_future(run.ask(lost(other, min_version=2), "r"))
+        assert (await assignment).backend == other, "the sole one that is able, though it failed"
         seen = await rollout(w)
         assert (seen["state"], seen["attempt"], seen["infra_failures"]) == ("running", 1, 0)
         stale = AttemptKey("r", key.rollout_id, 7)
         with pytest.raises(FencedError):
-            await run.ask(Failover(attempt=stale, backend=one, trouble=Trouble.ERROR), "r")
+            await run.ask(Failover(attempt=stale, backend=primary, trouble=Trouble.ERROR), "r")
 
 
 async def rollout(w: World) -> Json:
@@ -228,17 +228,17 @@ async def test_with_nobody_well_nothing_is_leased_and_nobody_fails(tmp_path: Pat
         (key, _) = await init.take(2)
         w.core.watched.tried = lambda *_: None  # it does not come back by itself
         lost = Failover(attempt=key, backend=url, trouble=Trouble.REFUSED, message="reset")
-        asked = asyncio.ensure_future(run.ask(lost, "r"))
-        gone = [row.read(BackendStatus).gone for row in await run.hear(Kind.BACKENDS, 2)]
-        assert gone[-1] == (url,), "told to RUN at once"
+        assignment = asyncio.ensure_future(run.ask(lost, "r"))
+        unavailable = [row.read(BackendStatus).gone for row in await run.hear(Kind.BACKENDS, 2)]
+        assert unavailable[-1] == (url,), "told to RUN at once"
         await w.submit(group("c"))
         view = await w.view()
         assert (view["counts"]["queued"], view["counts"]["failed"]) == (1, 0)
-        assert not asked.done()
+        assert not assignment.done()
         w.core.watched.health(url).back(0.0)
         w.core.state.balancer.restore(url)
         w.served.gateway.wake()
-        assert (await asked).backend == url
+        assert (await assignment).backend == url
         assert len(await init.take(1)) == 1
 
 
@@ -258,15 +258,15 @@ async def test_the_command_changes_the_pool_and_shows_prefix_reuse(
             return code, " ".join(capsys.readouterr()).strip()
 
         assert (await cli("add", url))[0] == 0
-        code, shown = await cli()
+        code, output = await cli()
         assert code == 0
-        assert all(part in shown for part in (url, "75%", "scripted:oracle"))
+        assert all(part in output for part in (url, "75%", "scripted:oracle"))
         await w.run()
         reuse = CallTotals(prompt=400, cached=150, reusable=200, reused=150)
         run.stats = Stats(backends=run.stats.backends, runs={"r": reuse})
         await until(lambda: w.core.state.workers["run-0"].status.stats.get("run") == run.stats)
-        (shown_run,) = (await w.http("GET", "/v1/status"))[1]["runs"]
-        assert (shown_run["reused_share"], shown_run["cached_share"]) == (0.75, 0.375)
+        (run_status,) = (await w.http("GET", "/v1/status"))[1]["runs"]
+        assert (run_status["reused_share"], run_status["cached_share"]) == (0.75, 0.375)
         text = exposition(w.core, 0, "0").decode()
         assert f'prorl_backend_reused_tokens_total{{backend="{url}"}} 150.0' in text
         assert 'prorl_run_reusable_tokens_total{run="r"} 200.0' in text
@@ -279,5 +279,5 @@ async def test_the_command_changes_the_pool_and_shows_prefix_reuse(
             (("add", "nonsense"), "http://HOST:PORT"),
             (("add",), "at least one"),
         ):
-            code, said = await cli(*words)
-            assert (code, why in said, "\n" in said) == (2, True, False), said
+            code, printed = await cli(*words)
+            assert (code, why in printed, "\n" in printed) == (2, True, False), printed

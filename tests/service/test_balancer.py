@@ -22,7 +22,7 @@ def test_equal_loads_take_turns_and_a_release_counts() -> None:
     )
 
 
-def test_slow_answers_never_eject_more_than_half_and_the_dead_are_out_whoever_is_left() -> None:
+def test_slow_answers_eject_at_most_half_while_the_dead_are_always_ejected() -> None:
     balancer = Balancer("abcd")
     assert [balancer.eject(name, dead=False) for name in "abcd"] == [True, True, False, False]
     assert {balancer.acquire(i) for i in range(10)} == {"c", "d"}
@@ -44,7 +44,7 @@ def test_a_retry_goes_elsewhere_when_it_can() -> None:
     assert balancer.acquire(3, suits=lambda name: False) is None
 
 
-def test_of_equal_loads_the_one_that_was_never_chosen_comes_first() -> None:
+def test_of_equal_loads_a_never_chosen_backend_comes_first() -> None:
     balancer = Balancer(["a", "b"])
     assert balancer.acquire(1) == "a"
     balancer.release(1)
@@ -58,8 +58,8 @@ def test_a_rollout_weighs_more_where_answers_are_slow() -> None:
     balancer = Balancer(["slow", "fast"])
     balancer.weigh({"slow": 3.0})
     assert (balancer.load("slow"), balancer.load("fast")) == (3.0, 1.0)
-    taken = [balancer.acquire(i) for i in range(7)]
-    assert taken == ["fast", "fast", "slow", "fast", "fast", "fast", "slow"]
+    chosen = [balancer.acquire(i) for i in range(7)]
+    assert chosen == ["fast", "fast", "slow", "fast", "fast", "fast", "slow"]
     balancer.weigh({"slow": 0.5, "fast": 1.0})
     assert balancer.acquire(7) == "slow", "it has less, weighed anew"
     balancer.weigh({})
@@ -67,7 +67,7 @@ def test_a_rollout_weighs_more_where_answers_are_slow() -> None:
     assert balancer.acquire(8) == "slow"
 
 
-def test_what_a_backend_may_be_given_is_said_and_obeyed() -> None:
+def test_the_limit_of_a_backend_is_reported_and_obeyed() -> None:
     balancer = Balancer(["a"])
     balancer.fence("a")
     assert balancer.fenced == {"a"}

@@ -102,7 +102,7 @@ class Machine(RuleBasedStateMachine):
         self.log = ControlLog(Path(self.folder.name) / "control.db")
         self.now = 0.0
         self.parts = 0
-        self.told = 0
+        self.outbox_upto = 0
         self.seq = 0
         self.durable: dict[int, tuple[RolloutState, int]] = {}
         self.delivered: dict[int, int] = {}
@@ -146,9 +146,9 @@ class Machine(RuleBasedStateMachine):
     def workers(self) -> list[WorkerRecord]:
         return list(self.core.state.workers.values())
 
-    def row(self, payload: Payload, **given: Json) -> ControlRow:
+    def row(self, payload: Payload, **fields: Json) -> ControlRow:
         self.seq += 1
-        return ControlRow.of(payload, seq=self.seq, **{"run_id": "r", **given})
+        return ControlRow.of(payload, seq=self.seq, **{"run_id": "r", **fields})
 
     @rule(n=st.integers(2, 3), key=st.sampled_from(KEYS))
     def submit(self, n: int, key: str) -> None:
@@ -169,15 +169,17 @@ class Machine(RuleBasedStateMachine):
         """A worker comes, or comes back on another stream, with some of what it may hold."""
         name = NAMES[pick % len(NAMES)]
         role = name.split("-")[0]
-        held = tuple(r.key for r in self.live() if r.life.state in IN_HAND and (pick >> 3) % 2)
+        attempt_keys = tuple(
+            r.key for r in self.live() if r.life.state in IN_HAND and (pick >> 3) % 2
+        )
         hello = Hello(
-            worker=name, roles={role: 4}, schema_version=SCHEMA_VERSION, held={role: held}
+            worker=name, roles={role: 4}, schema_version=SCHEMA_VERSION, held={role: attempt_keys}
         )
         self.core.workers.hello(pick, ControlRow.of(hello))
 
     @precondition(lambda self: self.workers())
     @rule(pick=PICK)
-    def gone(self, pick: int) -> None:
+    def disconnect(self, pick: int) -> None:
         self.core.workers.handle_disconnect(self.workers()[pick % len(self.workers())])
 
     @rule(room=st.integers(1, 5))
@@ -199,15 +201,15 @@ class Machine(RuleBasedStateMachine):
         back=st.sampled_from([0, 0, 0, 1]),
         said=st.sampled_from([Started(), Failed(), Released(), Progress(turn=1, tokens=2)]),
     )
-    def event(self, pick: int, who: int, back: int, said: Payload) -> None:
+    def event(self, pick: int, who: int, back: int, payload: Payload) -> None:
         record = self.live()[pick % len(self.live())]
         worker = self.workers()[who % len(self.workers())]
         attempt = record.life.attempt - back
-        code = CODES[(pick >> 4) % len(CODES)] if said.kind is Kind.FAILED else ""
+        code = CODES[(pick >> 4) % len(CODES)] if payload.kind is Kind.FAILED else ""
         self.core.control(
             worker,
             self.row(
-                said,
+                payload,
                 rollout_id=record.rollout_id,
                 attempt=attempt,
                 stage=next(iter(worker.roles)),
@@ -237,18 +239,18 @@ class Machine(RuleBasedStateMachine):
             if r.life.state in (RolloutState.FAILED, RolloutState.CANCELLED) and not r.stored.part
         ]
         self.parts += 1
-        asked = CommitPart(
+        request = CommitPart(
             part=f"p{self.parts}",
             rollouts=tuple(
                 CommittedRollout(rollout_id=r.rollout_id, attempt=r.life.attempt, reward=1.0)
                 for r in chosen
             ),
             terminals=tuple(r.rollout_id for r in ended) if all_ended else (),
-            outbox_upto=self.told if all_ended and rows else 0,
+            outbox_upto=self.outbox_upto if all_ended and rows else 0,
         )
-        answer = self.core.commits.commit(self.run, asked)
+        answer = self.core.commits.commit(self.run, request)
         assert isinstance(answer, Committed), answer
-        assert self.core.commits.commit(self.run, asked) == answer, "the same part again"
+        assert self.core.commits.commit(self.run, request) == answer, "the same part again"
         assert all(r.life.state is RolloutState.COMPLETED for r in chosen)
 
     @precondition(lambda self: self.stores() and self.run.groups)
@@ -299,8 +301,8 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.run.accepted.next_group)
     @rule(picks=st.lists(PICK, max_size=4))
     def handout(self, picks: list[int]) -> None:
-        wanted = [KeptGroup(pick % self.run.accepted.next_group, 0) for pick in picks]
-        answer = self.core.groups.handout(self.run, wanted)
+        kept_groups = [KeptGroup(pick % self.run.accepted.next_group, 0) for pick in picks]
+        answer = self.core.groups.handout(self.run, kept_groups)
         for group_id, seq in answer.delivered:
             assert self.core.groups.find(self.run, group_id).decision.delivery_seq == seq  # type: ignore[union-attr]
 
@@ -342,7 +344,7 @@ class Machine(RuleBasedStateMachine):
         batch = self.core.journal.take()
         if batch.writes:
             self.log.write_now(batch.writes)
-        self.told = self.run.outbox.end
+        self.outbox_upto = self.run.outbox.end
         self.core.durable(batch)
         self.waiting += batch.granted
         self.check_log()
@@ -354,7 +356,7 @@ class Machine(RuleBasedStateMachine):
             self.log.close()
             self.log = ControlLog(Path(self.folder.name) / "control.db")
         self.start()
-        self.told = self.run.outbox.end
+        self.outbox_upto = self.run.outbox.end
         self.check_promises()
 
     def check_log(self) -> None:
@@ -392,11 +394,13 @@ class Machine(RuleBasedStateMachine):
 
     def check_promises(self) -> None:
         rows = self.log.read("SELECT rollout_id, state, attempt FROM rollouts WHERE run_id = 'r'")
-        found = {rollout_id: (RolloutState(state), attempt) for rollout_id, state, attempt in rows}
+        stored_states = {
+            rollout_id: (RolloutState(state), attempt) for rollout_id, state, attempt in rows
+        }
         for rollout_id, (state, attempt) in self.durable.items():
-            assert found[rollout_id][1] >= attempt
-            assert not state.terminal or found[rollout_id] == (state, attempt)
-        self.durable = found
+            assert stored_states[rollout_id][1] >= attempt
+            assert not state.terminal or stored_states[rollout_id] == (state, attempt)
+        self.durable = stored_states
         delivered = dict(
             self.log.read(
                 "SELECT group_id, delivery_seq FROM groups WHERE run_id = 'r' AND delivery_seq >= 0"

@@ -45,9 +45,7 @@ def life(log: ControlLog) -> Life:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_gateway_that_is_killed_neither_skips_a_task_nor_takes_one_twice(
-    seed: int, life: Life
-) -> None:
+def test_a_killed_gateway_neither_skips_nor_repeats_a_task(seed: int, life: Life) -> None:
     draw = random.Random(seed)
     life.feed()
     life.core.runs.end_of_groups(life.run)
@@ -75,7 +73,7 @@ def test_nothing_is_sampled_before_the_dataset_is_whole(life: Life) -> None:
     assert life.fed() == ORDER, "so few that are left are made at once"
 
 
-def test_a_paused_run_goes_on_after_a_restart_only_when_it_is_told(life: Life) -> None:
+def test_a_paused_run_resumes_after_a_restart_only_on_request(life: Life) -> None:
     life.feed()
     life.core.runs.end_of_groups(life.run)
     life.core.runs.pause(life.run, True)
@@ -98,7 +96,7 @@ def test_only_as_many_groups_are_made_as_the_sampler_wants(life: Life) -> None:
     assert life.fed() == ORDER[:7]
 
 
-def test_a_dataset_is_known_by_its_keys(life: Life) -> None:
+def test_a_dataset_is_identified_by_its_keys(life: Life) -> None:
     life.feed()
 
     def again(task: str, key: str) -> int:
@@ -145,11 +143,11 @@ async def test_a_filter_has_a_task_sit_out_and_says_how_many_siblings_it_gets(
             await store.commit("r", f"p{group_id}", keys)
             decision = Decision(group_id=group_id, kept=False, reason="curated", **more)
             await store.ask(Propose(decisions=(decision,)), "r")
-        found = await w.until(lambda v: v["groups"]["dropped"] == 2)
-        assert (found["fed"], found["skipped"]) == (4, 2), "of epochs 0 to 3: 1 and 2"
+        status = await w.until(lambda v: v["groups"]["dropped"] == 2)
+        assert (status["fed"], status["skipped"]) == (4, 2), "of epochs 0 to 3: 1 and 2"
 
 
-async def test_of_the_tasks_whose_turn_it_is_the_longest_goes_first(tmp_path: Path) -> None:
+async def test_of_the_tasks_in_turn_the_longest_goes_first(tmp_path: Path) -> None:
     """By what their rollouts took an epoch ago; the mean, where none was stored."""
     tokens = {"a": 10, "b": 900, "c": 500, "d": 0}
     async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
@@ -164,6 +162,6 @@ async def test_of_the_tasks_whose_turn_it_is_the_longest_goes_first(tmp_path: Pa
                 store.say(Failed(message="none"), key, code="bad_task")
         await store.decide("r", 0, 1, 2, 3)
         groups = [w.core.rollout("r", key.rollout_id).group for key in await init.take(4)]
-        assert [one.task_id for one in groups] == ["b", "c", "d", "a"]
-        told = [json.loads(one.sampling)["priority"] for one in groups]
-        assert told == [-900, -500, -470, -10]
+        assert [task_group.task_id for task_group in groups] == ["b", "c", "d", "a"]
+        priorities = [json.loads(task_group.sampling)["priority"] for task_group in groups]
+        assert priorities == [-900, -500, -470, -10]

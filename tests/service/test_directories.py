@@ -26,12 +26,12 @@ def written_run(root: Path) -> RunDir:
     write_manifest(settings(root.parent, root=root), config, 1_000.0)
     run = RunDir(root / "r")
     rows = [scored(i, n=2, run_id="r") for i in range(3)]
-    found = tables(pa.concat_batches(rows))
+    by_table = tables(pa.concat_batches(rows))
     tasks = [task_row(g, "noop") for g in range(2)]
     events = [event(0, 0, "decided"), event(1, 0, "delivered", delivery_seq=0)]
-    for name in ("commits", "partial", *found, "groups", "tasks"):
+    for name in ("commits", "partial", *by_table, "groups", "tasks"):
         (root / "r" / name).mkdir(exist_ok=True)
-    add_commit(run, {k: pa.Table.from_batches([b]) for k, b in found.items()})
+    add_commit(run, {k: pa.Table.from_batches([b]) for k, b in by_table.items()})
     add_commit(run, {"tasks": task_rows(tasks), "groups": event_rows(events)})
     return run
 
@@ -56,7 +56,7 @@ async def test_a_directory_that_the_log_does_not_know_is_refused_and_untouched(
     assert content(tmp_path / "root" / "r") == before
 
 
-async def test_a_manifest_without_trajectories_is_gone_on_with(tmp_path: Path) -> None:
+async def test_a_manifest_without_trajectories_is_continued(tmp_path: Path) -> None:
     """The gateway died between manifest and log."""
     async with world(tmp_path) as w:
         owner = w.core.log.owner
@@ -74,15 +74,15 @@ async def test_a_log_that_is_older_than_a_directory_fails_that_run_and_serves_th
     (tmp_path / "root" / "r" / "commits" / "0000000001.json").write_text("{}")
     before = content(tmp_path / "root" / "r")
     async with world(tmp_path) as w:
-        assert "knows 0 commits" in (found := (await w.http("GET", "/v1/runs/r"))[1])["stalled"]
-        assert found["state"] == "failed"
+        assert "knows 0 commits" in (status := (await w.http("GET", "/v1/runs/r"))[1])["stalled"]
+        assert status["state"] == "failed"
         assert list(w.core.state.open) == ["other"]
     assert content(tmp_path / "root" / "r") == before
     async with world(tmp_path) as w:
         assert (await w.http("GET", "/v1/runs/r"))[1]["state"] == "failed"
 
 
-async def test_runs_that_are_over_cost_nothing_and_are_still_known(
+async def test_ended_runs_cost_nothing_and_are_still_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """10,000 of them cost 3.2 s at start, and .83 s of the loop for each question of `serve`."""
@@ -107,7 +107,7 @@ async def test_runs_that_are_over_cost_nothing_and_are_still_known(
         assert (await w.http("POST", "/v1/runs", {"run_id": "r1", "seed": 9}))[0] == 409
 
 
-async def test_two_services_on_one_store_take_no_run_from_each_other(tmp_path: Path) -> None:
+async def test_two_services_on_the_same_store_take_no_run_from_each_other(tmp_path: Path) -> None:
     """One command on two hosts: both roots took the run, and one service ended for good."""
     first, second = tmp_path / "a", tmp_path / "b"
     first.mkdir()

@@ -132,12 +132,12 @@ async def test_a_store_that_comes_back_hears_of_a_run_before_its_outbox(
             w.core.cancel_run(w.core.run("r"))
             log.open.set()
             await flying
-            heard: list[Kind] = []
-            while Kind.RUN not in heard:
+            kinds: list[Kind] = []
+            while Kind.RUN not in kinds:
                 batch = await channel.receive()
                 assert batch is not None
-                heard += [row.kind for row in from_batch(batch)]
-        assert not {Kind.TERMINAL, Kind.GROUP_COMPLETE} & set(heard)
+                kinds += [row.kind for row in from_batch(batch)]
+        assert not {Kind.TERMINAL, Kind.GROUP_COMPLETE} & set(kinds)
         await channel.close()
 
 
@@ -151,6 +151,6 @@ async def test_a_store_that_comes_back_serves_in_the_order_of_decisions(tmp_path
             for group_id in (2, 0, 1):
                 await store.decide("r", group_id)
         async with w.worker("store") as store:
-            told = await store.hear(Kind.ROWS, 4)
-            events = [event for row in told for event in row.read(Rows).events]
+            control_rows = await store.hear(Kind.ROWS, 4)
+            events = [event for row in control_rows for event in row.read(Rows).events]
             assert [event.group_id for event in events] == [2, 0, 1]

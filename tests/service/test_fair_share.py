@@ -94,7 +94,7 @@ def test_a_run_with_ten_thousand_queued_groups_takes_half_and_no_more(tmp_path: 
     assert beside_many < 2.1 * alone
 
 
-def test_a_run_below_its_share_waits_for_one_rollout_to_end_at_most(tmp_path: Path) -> None:
+def test_a_run_below_its_share_waits_for_at_most_a_single_rollout(tmp_path: Path) -> None:
     """It has fewest in hand, so each slot that comes free is its own: a rollout takes at most twice
     what it takes on an idle service.
     """

@@ -96,7 +96,7 @@ async def test_a_dead_worker_costs_an_attempt_and_its_late_writes_are_fenced(
             await store.ask(CommitPart(part="p", rollouts=(late,)), "r")
 
 
-async def test_a_row_whose_failure_does_not_train_is_never_committed(tmp_path: Path) -> None:
+async def test_a_row_of_an_untrainable_failure_is_never_committed(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
         (key,) = await w.leased(init)
         await store.ask(Reserve(attempts=(key,)))
@@ -107,7 +107,7 @@ async def test_a_row_whose_failure_does_not_train_is_never_committed(tmp_path: P
         assert (await w.view())["counts"]["completed"] == 0
 
 
-async def test_a_superseded_worker_is_told_to_stop(tmp_path: Path) -> None:
+async def test_a_superseded_worker_is_stopped(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.worker("init") as init, w.worker("run") as run:
         (first,) = await w.leased(init)
         init.say(Failed(), first, code="sandbox_start")
@@ -180,9 +180,9 @@ async def test_retries_end_as_failed_with_a_row_for_the_store(tmp_path: Path) ->
             failed_at = time.monotonic()
             init.say(Failed(message="no image"), key, code="sandbox_start")
         (ended,) = await store.hear(Kind.TERMINAL)
-        said = ended.read(Terminal)
-        assert (said.status, said.failure_code) == ("failed", "sandbox_start")
-        assert said.failure_message == "no image"
+        terminal = ended.read(Terminal)
+        assert (terminal.status, terminal.failure_code) == ("failed", "sandbox_start")
+        assert terminal.failure_message == "no image"
 
 
 async def test_commit_answers_the_same_to_the_same_part(tmp_path: Path) -> None:
@@ -205,8 +205,8 @@ async def test_restart_keeps_what_workers_claim_and_leases_the_rest_again(tmp_pa
             await w.run()
             await w.submit(group(n=3))
             keys = sorted(await init.take(3))
-            run.held = keys[:2]
-            for key in run.held:
+            run.attempts = keys[:2]
+            for key in run.attempts:
                 run.say(Started(), key)
             await store.commit("r", "p", keys[:1])
             await w.until(lambda v: v["counts"]["running"] == 1)
@@ -243,8 +243,8 @@ async def test_a_store_learns_everything_that_is_not_stored(tmp_path: Path) -> N
             assert not store.of(Kind.ROWS)
             await store.decide("r", 0, kept=False)
         async with w.worker("store", "store-0") as store:
-            told = (await store.hear(Kind.RUN))[0].read(RunNews)
-            assert [row.part for row in told.unpublished] == ["p"]
+            news = (await store.hear(Kind.RUN))[0].read(RunNews)
+            assert [row.part for row in news.unpublished] == ["p"]
             (event,) = (await store.hear(Kind.ROWS))[0].read(Rows).events
             assert (event.event, event.kept) == ("decided", False)
             assert not store.of(Kind.GROUP_COMPLETE)
@@ -262,8 +262,8 @@ async def test_groups_before_a_conflict_in_a_request_reach_the_store_too(tmp_pat
         with pytest.raises(ConflictError, match="'b' was used"):
             accept.groups(run, mine)
         await w.served.gateway.durable()
-        told = await store.hear(Kind.ROWS)
-        tasks = [task.task_id for row in told for task in row.read(Rows).tasks]
+        control_rows = await store.hear(Kind.ROWS)
+        tasks = [task.task_id for row in control_rows for task in row.read(Rows).tasks]
         assert tasks == ["other", "a"] == [g.task_id for g in run.groups.values()]
 
 
@@ -272,19 +272,19 @@ async def test_a_store_knows_the_runs_before_it_hears_its_first_answer(tmp_path:
     async with world(tmp_path) as w:
         await w.run()
         identity = this_life(roles={"store": 8}, worker="store-0", location="at-store")
-        asked = ControlRow.of(Handout(), run_id="r")
+        handout = ControlRow.of(Handout(), run_id="r")
         channel = await w.network.dial(
             w.config.gateway_flight, "control", msgspec.to_builtins(identity), CONTROL, CONTROL
         )
-        channel.send(to_batch([replace(ControlRow.of(identity), seq=1), replace(asked, seq=2)]))
-        heard: list[Kind] = []
+        channel.send(to_batch([replace(ControlRow.of(identity), seq=1), replace(handout, seq=2)]))
+        kinds: list[Kind] = []
         async with asyncio.timeout(30):
-            while Kind.REPLY not in heard:
+            while Kind.REPLY not in kinds:
                 batch = await channel.receive()
                 assert batch is not None
-                heard += [row.kind for row in from_batch(batch)]
+                kinds += [row.kind for row in from_batch(batch)]
         await channel.close()
-        assert heard.index(Kind.WELCOME) < heard.index(Kind.RUN) < heard.index(Kind.REPLY)
+        assert kinds.index(Kind.WELCOME) < kinds.index(Kind.RUN) < kinds.index(Kind.REPLY)
 
 
 async def test_cursors_move_backpressure_only_for_primary_and_never_ahead(tmp_path: Path) -> None:
@@ -315,18 +315,18 @@ async def test_waiting_without_workers_ends_as_queue_deadline(tmp_path: Path) ->
         assert view["groups"]["open"] == 1, "the store has still to decide it"
 
 
-async def test_a_lease_stream_that_breaks_loses_only_what_was_not_taken(tmp_path: Path) -> None:
+async def test_a_broken_lease_stream_loses_only_unacknowledged_leases(tmp_path: Path) -> None:
     async with world(tmp_path, "flight") as w:
         await w.run()
         await w.submit(group(n=2))
         async with w.worker("init") as init:
             assert init.inlet is not None
-            taken = await init.inlet.take()
-            init.control.emit(Started(), taken[0].key, stage="init")
+            leases = await init.inlet.take()
+            init.control.emit(Started(), leases[0].key, stage="init")
             await init.inlet.close()
             await w.until(lambda v: v["counts"]["leased"] == 2)
             await asyncio.sleep(0.5)
-            assert taken[0].key in {
+            assert leases[0].key in {
                 record.key for record in w.core.state.workers["init-0"].in_flight
             }
 
@@ -342,17 +342,17 @@ async def test_nonsense_is_answered_not_fatal(tmp_path: Path) -> None:
             ControlRow.of(Leaving(), seq=5),
         ):
             channel.send(to_batch([row]))
-        heard: list[tuple[Kind, int, str]] = []
-        while (Kind.REPLY, 4, "not_found") not in heard:
+        replies: list[tuple[Kind, int, str]] = []
+        while (Kind.REPLY, 4, "not_found") not in replies:
             batch = await channel.receive()
             assert batch is not None
-            heard += [(row.kind, row.re, row.code) for row in from_batch(batch)]
-        assert heard[0] == (Kind.REPLY, 3, "invalid") or heard[0] == (Kind.WELCOME, 1, "")
+            replies += [(row.kind, row.re, row.code) for row in from_batch(batch)]
+        assert replies[0] == (Kind.REPLY, 3, "invalid") or replies[0] == (Kind.WELCOME, 1, "")
         assert {
             (Kind.WELCOME, 1, ""),
             (Kind.REPLY, 3, "invalid"),
             (Kind.REPLY, 4, "not_found"),
-        } <= set(heard)
+        } <= set(replies)
         await channel.close()
         assert (await w.http("GET", "/healthz"))[0] == 200
 

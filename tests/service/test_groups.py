@@ -48,9 +48,11 @@ class World(Hand):
 
     def hand(self, *groups: int, version: int = 0) -> tuple[list[tuple[int, int]], list[int]]:
         """What the store hands out: (group, place), and who went stale."""
-        asked = [KeptGroup(g, version) for g in groups]
-        answer = self.core.groups.handout(self.run, asked)
-        return [(one.group_id, one.delivery_seq) for one in answer.delivered], list(answer.stale)
+        kept_groups = [KeptGroup(g, version) for g in groups]
+        answer = self.core.groups.handout(self.run, kept_groups)
+        return [(delivery.group_id, delivery.delivery_seq) for delivery in answer.delivered], list(
+            answer.stale
+        )
 
     def state(self, group_id: int) -> GroupState:
         return self.core.group("r", group_id).decision.state
@@ -62,7 +64,7 @@ class World(Hand):
         load(self.log, state, self.now)
         return state.runs["r"]
 
-    def told(self) -> list[GroupEventRow]:
+    def group_events(self) -> list[GroupEventRow]:
         self.write()
         rows = [row for row in read_page(self.log, 0).rows if row.kind is Kind.ROWS]
         return [event for row in rows for event in row.read(Rows).events]
@@ -82,10 +84,10 @@ def test_only_a_complete_group_is_decided_and_once(world: World) -> None:
     run = world.run
     assert (run.delivery.kept, run.delivery.waiting, run.undecided, run.open_groups) == (1, 1, 1, 1)
     assert (run.group_states["kept"], run.group_states["open"]) == (1, 1)
-    (told,) = world.told()
-    assert (told.group_id, told.event, told.kept, told.reason) == (0, "decided", True, "said")
-    assert (told.num_members, told.num_valid, told.mean_reward) == (1, 3, 0.5)
-    assert (told.min_version, told.delivery_seq, told.event_at) == (4, -1, 100_000_000)
+    (event,) = world.group_events()
+    assert (event.group_id, event.event, event.kept, event.reason) == (0, "decided", True, "said")
+    assert (event.num_members, event.num_valid, event.mean_reward) == (1, 3, 0.5)
+    assert (event.min_version, event.delivery_seq, event.event_at) == (4, -1, 100_000_000)
 
 
 def test_a_kept_group_needs_a_member_and_a_run_that_wants_it(world: World) -> None:
@@ -157,10 +159,10 @@ def test_the_forecast_learns_from_decisions_that_are_the_filters(world: World) -
     assert world.run.pace.rate == Rate().after(True).after(False)
     assert world.run.pace.group_s == pytest.approx(31.0), "a tenth of the way to 40"
     for g, cut in ((2, False), (3, True)):
-        found = world.core.group("r", g)
-        for record in found.rollouts:
+        group_record = world.core.group("r", g)
+        for record in group_record.rollouts:
             world.core.cancel_rollout(record)
-        found.members.cut = cut
+        group_record.members.cut = cut
     before = world.run.pace.rate
     world.decide(2, kept=False)
     assert world.run.pace.rate == before, "we ended it ourselves"
@@ -171,7 +173,7 @@ def test_the_forecast_learns_from_decisions_that_are_the_filters(world: World) -
     assert world.run.pace.group_s == pytest.approx(31.9)
 
 
-def test_a_group_whose_start_nobody_remembers_says_nothing_of_time(world: World) -> None:
+def test_a_group_without_a_start_time_gives_no_duration(world: World) -> None:
     world.begin(1)
     world.core.group("r", 0).members.opened_at = 0.0
     world.complete(0)
@@ -194,13 +196,13 @@ def test_what_is_handed_out_has_its_place_for_good(world: World) -> None:
     assert world.hand(0, 1, 2) == ([(0, 1), (1, 2), (2, 0)], [])
     run = world.run
     assert (run.delivery.next_delivery, run.delivery.waiting, run.delivery.kept) == (3, 0, 3)
-    events = [(e.event, e.group_id, e.delivery_seq) for e in world.told()]
+    events = [(e.event, e.group_id, e.delivery_seq) for e in world.group_events()]
     assert events[3:] == [("delivered", 2, 0), ("delivered", 0, 1), ("delivered", 1, 2)]
-    assert [e.event_seq for e in world.told()] == list(range(6))
+    assert [e.event_seq for e in world.group_events()] == list(range(6))
 
 
 @pytest.mark.parametrize(
-    ("allowed", "asked", "stored", "stale"),
+    ("allowed", "request_version", "stored", "stale"),
     [
         (1, 3, 9, True),
         (1, 4, 0, False),
@@ -215,7 +217,7 @@ def test_what_is_handed_out_has_its_place_for_good(world: World) -> None:
     ],
 )
 def test_what_is_older_than_allowed_goes_stale(
-    world: World, allowed: int, asked: int, stored: int, stale: bool
+    world: World, allowed: int, request_version: int, stored: int, stale: bool
 ) -> None:
     """By the version asked with, else by the decision's; what has no version is of any."""
     world.begin(1, n=2, delivery="stream", max_staleness=allowed)
@@ -223,7 +225,7 @@ def test_what_is_older_than_allowed_goes_stale(
     world.decide(0, min_version=stored)
     world.core.versions.publish(world.run, 5)
     world.run.effort.ended(10.0, good=True)
-    assert world.hand(0, version=asked) == (([], [0]) if stale else ([(0, 0)], []))
+    assert world.hand(0, version=request_version) == (([], [0]) if stale else ([(0, 0)], []))
     run = world.run
     assert (run.delivery.waiting, run.delivery.kept, run.delivery.next_delivery) == (
         0,
@@ -231,8 +233,8 @@ def test_what_is_older_than_allowed_goes_stale(
         not stale,
     )
     assert run.effort.wasted_s == (20.0 if stale else 0.0)
-    told = world.told()[-1]
-    assert (told.event, told.kept) == ("stale" if stale else "delivered", True)
+    event = world.group_events()[-1]
+    assert (event.event, event.kept) == ("stale" if stale else "delivered", True)
 
 
 def test_how_long_the_trainer_takes_is_a_mean_over_the_groups_it_took(world: World) -> None:
@@ -302,8 +304,12 @@ def test_an_id_of_weights_is_the_next_and_never_used_again(world: World) -> None
     assert give(run, 2, "b") == 2
     world.write()
     assert (give(run, 1, "a"), give(run, 2, "b"), run.weights.allocated_version) == (1, 2, 2)
-    for version, path, said in ((1, "b", "is used"), (2, "a", "is used"), (4, "d", "one above")):
-        with pytest.raises(ConflictError, match=said):
+    for version, path, expected in (
+        (1, "b", "is used"),
+        (2, "a", "is used"),
+        (4, "d", "one above"),
+    ):
+        with pytest.raises(ConflictError, match=expected):
             give(run, version, path)
     assert give(run, 0, "c") == 3
     world.write()

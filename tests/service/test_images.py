@@ -27,9 +27,9 @@ def with_image(name: str, image: str = "py") -> GroupBody:
 
 
 async def take(worker: Worker, count: int) -> None:
-    taken = 0
-    while taken < count:
-        taken += len(await worker.take())
+    num_leases = 0
+    while num_leases < count:
+        num_leases += len(await worker.take())
 
 
 @pytest.mark.parametrize("other", [(), (OTHER_PY,)])
@@ -61,7 +61,7 @@ async def test_what_no_node_has_waits_and_holds_up_no_other_run(tmp_path: Path) 
             await take(has, 40)
 
 
-async def test_one_task_without_a_node_holds_up_no_sibling_and_ends_alone(tmp_path: Path) -> None:
+async def test_a_task_without_a_node_delays_no_sibling_and_ends_alone(tmp_path: Path) -> None:
     async with (
         world(tmp_path) as w,
         w.worker("init", "a/init-0", images=(PY,)) as has,
@@ -78,7 +78,7 @@ async def test_one_task_without_a_node_holds_up_no_sibling_and_ends_alone(tmp_pa
         assert Counter(life.state for life in lives)[RolloutState.FAILED] == 2
 
 
-async def test_leases_of_a_node_that_left_wait_for_another_one(tmp_path: Path) -> None:
+async def test_leases_of_a_departed_node_wait_for_another(tmp_path: Path) -> None:
     """What was granted and not sent goes back to the queue, charged to nobody."""
     async with world(tmp_path) as w, w.worker("init", "a/init-0", images=()):
         await w.run()
@@ -116,9 +116,9 @@ async def test_only_so_many_leases_go_ahead_of_guests_that_do_not_come(tmp_path:
         await w.run("other")
         tasks = [Task(task_id=f"g{i}", env="guest", prompt="?", data=data) for i in range(200)]
         await w.submit(*(GroupBody(task=task, n=1) for task in tasks))
-        taken = 0
-        while taken < GUESTS_AHEAD:
-            taken += len(await init.take())
+        num_leases = 0
+        while num_leases < GUESTS_AHEAD:
+            num_leases += len(await init.take())
         await w.submit(*(group(f"plain{i}") for i in range(20)), run_id="other")
         assert {key.run_id for key in await init.take()} == {"other"}
         assert (await w.view())["counts"]["queued"] == 200 - GUESTS_AHEAD

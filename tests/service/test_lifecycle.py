@@ -65,7 +65,7 @@ ENDED = (Action.RELEASE, Action.STORE_TERMINAL, Action.CHECK_GROUP)
 STORED = (Action.RELEASE, Action.CHECK_GROUP)
 STOPPED = (Action.CANCEL_ATTEMPT, *ENDED)
 FENCED = (Action.FENCE,)
-INFRA, TASK, ASKED = FailureCode.SANDBOX_LOST, FailureCode.BAD_TASK, FailureCode.REDUNDANT
+INFRA, TASK, REDUNDANT = FailureCode.SANDBOX_LOST, FailureCode.BAD_TASK, FailureCode.REDUNDANT
 POLICY, UNGRADED = FailureCode.MAX_TURNS, FailureCode.GRADER_ERROR
 LOST = FailureCode.WORKER_LOST
 
@@ -109,7 +109,7 @@ def test_where_each_event_leads_from_each_state(state: RolloutState, kind: Event
 
 
 @pytest.mark.parametrize(
-    ("kind", "code", "given", "after"),
+    ("kind", "code", "fields", "after"),
     [
         (EventKind.COMMIT, FailureCode.NONE, {}, (COMPLETED, FailureCode.NONE, STORED)),
         (EventKind.COMMIT, POLICY, {}, (COMPLETED, POLICY, STORED)),
@@ -122,29 +122,29 @@ def test_where_each_event_leads_from_each_state(state: RolloutState, kind: Event
         (EventKind.FAILED, LOST, {"infra_failures": 1}, (QUEUED, LOST, AGAIN)),
         (EventKind.FAILED, LOST, {"worker_losses": 1}, (FAILED, LOST, ENDED)),
         (EventKind.FAILED, TASK, {}, (FAILED, TASK, ENDED)),
-        (EventKind.FAILED, ASKED, {}, (CANCELLED, ASKED, ENDED)),
-        (EventKind.FAILED, INFRA, {"cancel_code": ASKED}, (CANCELLED, ASKED, ENDED)),
-        (EventKind.LOST, INFRA, {"cancel_code": ASKED}, (CANCELLED, ASKED, ENDED)),
-        (EventKind.RETURN, INFRA, {"cancel_code": ASKED}, (CANCELLED, ASKED, ENDED)),
-        (EventKind.UNRESERVE, INFRA, {"cancel_code": ASKED}, (CANCELLED, ASKED, STOPPED)),
+        (EventKind.FAILED, REDUNDANT, {}, (CANCELLED, REDUNDANT, ENDED)),
+        (EventKind.FAILED, INFRA, {"cancel_code": REDUNDANT}, (CANCELLED, REDUNDANT, ENDED)),
+        (EventKind.LOST, INFRA, {"cancel_code": REDUNDANT}, (CANCELLED, REDUNDANT, ENDED)),
+        (EventKind.RETURN, INFRA, {"cancel_code": REDUNDANT}, (CANCELLED, REDUNDANT, ENDED)),
+        (EventKind.UNRESERVE, INFRA, {"cancel_code": REDUNDANT}, (CANCELLED, REDUNDANT, STOPPED)),
     ],
 )
 def test_how_what_is_reserved_ends_and_why(
     kind: EventKind,
     code: FailureCode,
-    given: dict[str, Any],
+    fields: dict[str, Any],
     after: tuple[RolloutState, FailureCode, tuple[Action, ...]],
 ) -> None:
-    life = replace(LIFE, state=RESERVED, **given)
+    life = replace(LIFE, state=RESERVED, **fields)
     ended, actions = step(life, Event(kind=kind, attempt=1, code=code))
     assert (ended.state, ended.code, actions) == after
     assert ended.failure_class is FAILURE_CLASS[ended.code]
 
 
 def test_what_an_event_says_is_kept() -> None:
-    asked = Event(kind=EventKind.CANCEL, code=ASKED)
-    assert step(replace(LIFE, state=RESERVED), asked)[0].cancel_code is ASKED
-    assert step(replace(LIFE, state=RUNNING), asked)[0].code is ASKED
+    cancel = Event(kind=EventKind.CANCEL, code=REDUNDANT)
+    assert step(replace(LIFE, state=RESERVED), cancel)[0].cancel_code is REDUNDANT
+    assert step(replace(LIFE, state=RUNNING), cancel)[0].code is REDUNDANT
     late, _ = step(replace(LIFE, state=QUEUED), Event(kind=EventKind.EXPIRE))
     assert late.code is FailureCode.QUEUE_DEADLINE
     cut = Event(kind=EventKind.COMMIT, attempt=1, code=FailureCode.MAX_TURNS)
@@ -158,8 +158,8 @@ def test_a_lease_begins_a_new_attempt_in_its_first_life() -> None:
     assert (fresh.state, fresh.attempt, fresh.epoch) == (QUEUED, 0, 0)
     first, _ = step(fresh, Event(kind=EventKind.LEASE))
     assert (first.attempt, first.epoch) == (1, 0)
-    for known, epoch in ((0, 1), (4, 5)):
-        adopted, _ = step(first, Event(kind=EventKind.ADOPT, attempt=1, epoch=known))
+    for claimed_epoch, epoch in ((0, 1), (4, 5)):
+        adopted, _ = step(first, Event(kind=EventKind.ADOPT, attempt=1, epoch=claimed_epoch))
         assert adopted == replace(first, state=RUNNING, epoch=epoch), "charged to nobody"
     for attempt in (0, 1):
         unsaid = step(replace(first, attempt=attempt), Event(kind=EventKind.STARTED_RUN))

@@ -24,7 +24,7 @@ async def test_what_was_written_is_there_after_reopening(tmp_path: Path) -> None
     again.close()
 
 
-def test_two_gateways_on_one_root(tmp_path: Path) -> None:
+def test_a_second_gateway_on_the_same_root_is_refused(tmp_path: Path) -> None:
     log = ControlLog(tmp_path / "control.db")
     with pytest.raises(ConflictError, match="in use"):
         ControlLog(tmp_path / "control.db")

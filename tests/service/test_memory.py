@@ -59,7 +59,7 @@ def test_memory_is_flat_over_many_groups(hand: Hand) -> None:
     assert core.group("r", 7).rollouts[1].stored.reward == 1.0
     assert core.rollout("r", 399).group.group_id == 199
     key = core.group("r", 3).key
-    assert [one.group_id for one in load_keys(hand.log, run, [key])] == [3]
+    assert [group_record.group_id for group_record in load_keys(hand.log, run, [key])] == [3]
 
 
 def test_a_group_that_changed_while_its_transaction_was_written_is_not_forgotten(
@@ -119,8 +119,8 @@ def test_cancelling_a_long_queue_is_cut_into_pieces(hand: Hand) -> None:
     pieces = 0
     while core.grants.prune():
         pieces += 1
-        told = dict(hand.write().writes).get(sql.TELL_STORE, [])
-        assert len(told) <= 4 * PIECE, "two pieces, two rows for each rollout"
+        outbox_rows = dict(hand.write().writes).get(sql.TELL_STORE, [])
+        assert len(outbox_rows) <= 4 * PIECE, "two pieces, two rows for each rollout"
     hand.write()
     assert 2 <= pieces <= 5
     assert run.counts[RolloutState.CANCELLED] == 3 * PIECE

@@ -32,14 +32,14 @@ async def scrape(w: World) -> dict[str, Metric]:
 
 def value(families: dict[str, Metric], sample: str, **labels: str) -> float:
     """The one sample of that name that has these labels."""
-    found = [
-        one.value
+    values = [
+        entry.value
         for family in families.values()
-        for one in family.samples
-        if one.name == sample and labels.items() <= one.labels.items()
+        for entry in family.samples
+        if entry.name == sample and labels.items() <= entry.labels.items()
     ]
-    assert len(found) == 1, (sample, labels, found)
-    return found[0]
+    assert len(values) == 1, (sample, labels, values)
+    return values[0]
 
 
 async def test_counts_failures_and_phases_are_what_happened(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ async def test_a_finished_run_leaves_no_series(tmp_path: Path) -> None:
 
 async def test_the_dashboard_asks_for_nothing_that_is_not_there(tmp_path: Path) -> None:
     dashboard = json.loads((CONFIGS / "grafana.json").read_text())
-    asked = {
+    metric_names = {
         name
         for panel in dashboard["panels"]
         for target in panel.get("targets", ())
@@ -98,8 +98,8 @@ async def test_the_dashboard_asks_for_nothing_that_is_not_there(tmp_path: Path) 
         seen = await scrape(w)
     kinds = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
     there = {name + end for name, family in seen.items() for end in kinds.get(family.type, ("",))}
-    assert len(asked) > 15
-    assert asked <= there, asked - there
+    assert len(metric_names) > 15
+    assert metric_names <= there, metric_names - there
 
 
 async def test_the_steps_of_a_trainer_say_what_to_scale(tmp_path: Path) -> None:

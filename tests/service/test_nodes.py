@@ -47,7 +47,7 @@ def hello(
     core: Core,
     name: str,
     life: str = "a",
-    held: tuple[AttemptKey, ...] = (),
+    attempts: tuple[AttemptKey, ...] = (),
     home: str = "",
     died_at: str = "",
     resumes: bool = False,
@@ -57,7 +57,7 @@ def hello(
     """
     node, _, worker = name.rpartition("/")
     role = worker.split("-")[0]
-    said = Hello(
+    payload = Hello(
         worker=name,
         roles=roles_of(role),
         node=node or "local",
@@ -66,11 +66,11 @@ def hello(
         died_at=died_at,
         resumes=resumes,
         schema_version=SCHEMA_VERSION,
-        held={"init" if role == CHAIN else role: held},
+        held={"init" if role == CHAIN else role: attempts},
         incarnation=f"{name} {life}",
         remote=bool(node),
     )
-    return core.workers.hello(next(SESSIONS), ControlRow.of(said))
+    return core.workers.hello(next(SESSIONS), ControlRow.of(payload))
 
 
 def leased(core: Core, worker: WorkerRecord) -> RolloutRecord:
@@ -83,18 +83,20 @@ def leased(core: Core, worker: WorkerRecord) -> RolloutRecord:
 
 
 @pytest.mark.parametrize("nodes", [4, 64])
-def test_only_the_store_is_told_whom_to_dial(core: Core, nodes: int) -> None:
+def test_only_the_store_gets_the_endpoints_of_nodes(core: Core, nodes: int) -> None:
     """The stages of a host find each other by its configuration; joining costs no square."""
-    store, told = hello(core, "store-0"), 0
+    store, num_endpoints = hello(core, "store-0"), 0
     core.journal.take()
     for number in range(nodes):
         assert hello(core, f"n{number}/chain-0").status.endpoints == {}
         outbox = core.journal.take().outbox
-        told += sum(row.kind.value == "endpoints" for rows in outbox.values() for row in rows)
+        num_endpoints += sum(
+            row.kind.value == "endpoints" for rows in outbox.values() for row in rows
+        )
     assert store.status.endpoints == {
         "eval": tuple(f"at n{number}/chain-0" for number in range(nodes))
     }
-    assert told == nodes
+    assert num_endpoints == nodes
 
 
 @pytest.mark.parametrize("away_s", [5.0, REMOTE_GRACE_S - 1])
@@ -105,7 +107,7 @@ def test_a_blip_costs_nothing(core: Core, clock: Clock, away_s: float) -> None:
     clock.now += away_s
     core.rollouts.settle_orphans()
     assert record.life.state is RolloutState.LEASED
-    again = hello(core, "n1/chain-0", held=(record.key,))
+    again = hello(core, "n1/chain-0", attempts=(record.key,))
     clock.now += 2 * REMOTE_GRACE_S
     core.rollouts.settle_orphans()
     assert (record.life.state, record.life.attempt) == (RolloutState.LEASED, 1)
@@ -139,25 +141,27 @@ noticed_or_not = pytest.mark.parametrize("noticed", [True, False])
 """Whether the gateway knew that the stream was broken when its worker came back."""
 
 
-def back_without(core: Core, name: str, noticed: bool = True, taken: bool = False) -> RolloutRecord:
+def back_without(
+    core: Core, name: str, noticed: bool = True, lease_confirmed: bool = False
+) -> RolloutRecord:
     """What a worker had been given before its stream broke, and does not claim now."""
     worker = hello(core, name)
     record = leased(core, worker)
-    if taken:
+    if lease_confirmed:
         core.rollouts.started(worker, record, 1, "init")
     if noticed:
         core.workers.handle_disconnect(worker)
-    hello(core, name, held=())
+    hello(core, name, attempts=())
     return record
 
 
 @noticed_or_not
-@pytest.mark.parametrize("taken", [True, False])
-def test_what_a_worker_comes_back_without_is_given_up(
-    core: Core, clock: Clock, taken: bool, noticed: bool
+@pytest.mark.parametrize("lease_confirmed", [True, False])
+def test_attempts_missing_from_a_returning_worker_are_lost(
+    core: Core, clock: Clock, lease_confirmed: bool, noticed: bool
 ) -> None:
     """It lives: what was lost was lost by the line, and is charged to nobody."""
-    record = back_without(core, "n1/chain-0", noticed, taken)
+    record = back_without(core, "n1/chain-0", noticed, lease_confirmed)
     clock.now += REMOTE_GRACE_S - 1
     core.rollouts.settle_orphans()
     assert record.life.state is RolloutState.LEASED
@@ -166,29 +170,29 @@ def test_what_a_worker_comes_back_without_is_given_up(
     assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
 
 
-@pytest.mark.parametrize("taken", [True, False])
-def test_on_the_services_own_host_it_is_given_up_soon(
-    core: Core, clock: Clock, taken: bool
+@pytest.mark.parametrize("lease_confirmed", [True, False])
+def test_on_the_services_own_host_missing_attempts_are_lost_soon(
+    core: Core, clock: Clock, lease_confirmed: bool
 ) -> None:
     """A lease that never arrived is nobody's fault, here as elsewhere."""
-    record = back_without(core, "chain-0", noticed=False, taken=taken)
+    record = back_without(core, "chain-0", noticed=False, lease_confirmed=lease_confirmed)
     clock.now += CLAIM_GRACE_S
     core.rollouts.settle_orphans()
-    assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, int(taken)))
+    assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, int(lease_confirmed)))
 
 
 @noticed_or_not
-@pytest.mark.parametrize("taken", [True, False])
+@pytest.mark.parametrize("lease_confirmed", [True, False])
 def test_what_it_handed_on_while_it_was_away_is_claimed_by_its_neighbour(
-    core: Core, clock: Clock, taken: bool, noticed: bool
+    core: Core, clock: Clock, lease_confirmed: bool, noticed: bool
 ) -> None:
     """A stage apart redials when its own connection tells it to: the chain may be heard seconds
     before.
     """
-    record = back_without(core, "n1/chain-0", noticed, taken)
+    record = back_without(core, "n1/chain-0", noticed, lease_confirmed)
     clock.now += REMOTE_GRACE_S - 1
     core.rollouts.settle_orphans()
-    hello(core, "n1/eval-0", held=(record.key,))
+    hello(core, "n1/eval-0", attempts=(record.key,))
     clock.now += 2 * REMOTE_GRACE_S
     core.rollouts.settle_orphans()
     assert (record.life.state, record.life.attempt) == (RolloutState.LEASED, 1)
@@ -206,7 +210,7 @@ def test_a_lease_into_a_stream_that_breaks_is_charged_to_no_worker_that_lives(
     assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
 
 
-def test_of_two_lives_of_one_name_the_newest_counts(core: Core) -> None:
+def test_of_two_incarnations_with_the_same_name_the_newest_counts(core: Core) -> None:
     record = leased(core, hello(core, "n1/chain-0", "first"))
     hello(core, "n1/chain-0", "second")
     assert record.life.state is RolloutState.QUEUED
@@ -305,7 +309,7 @@ def black_hole(core: Core, clock: Clock) -> RolloutRecord:
     return record
 
 
-def test_a_node_whose_line_breaks_again_and_again_is_let_go_with_its_reason(
+def test_a_node_with_a_flapping_connection_gets_no_leases_and_a_reason(
     core: Core, clock: Clock
 ) -> None:
     for place in range(lines.BREAKS):
@@ -329,7 +333,7 @@ def test_a_node_whose_line_breaks_again_and_again_is_let_go_with_its_reason(
     assert not worker.status.lease_block_reason, "a row of it in the store is a line that works"
 
 
-def test_what_a_node_has_finished_and_cannot_deliver_is_given_to_others(
+def test_finished_attempts_of_an_unreachable_node_are_leased_to_others(
     core: Core, clock: Clock
 ) -> None:
     """Heartbeats pass where its rows do not, so that no stream of control ever ends."""
@@ -411,7 +415,7 @@ def test_after_a_restart_leases_wait_for_their_holders_as_long_as_workers_come(
         clock.now += CLAIM_GRACE_S - 0.1
         core.sweep()
         hello(core, f"n{2 + number}/chain-0")
-    hello(core, "n1/chain-0", held=(record.key,))
+    hello(core, "n1/chain-0", attempts=(record.key,))
     clock.now += 2 * REMOTE_GRACE_S
     core.sweep()
     assert (record.life.state, record.life.attempt) == (RolloutState.LEASED, 1)

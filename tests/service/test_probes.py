@@ -24,10 +24,10 @@ class Server:
 
     def __init__(self) -> None:
         self.well, self.silent, self.url = True, False, ""
-        self.asked = 0
+        self.num_requests = 0
 
     async def health(self, request: web.Request) -> web.Response:
-        self.asked += 1
+        self.num_requests += 1
         if self.silent:
             await asyncio.Event().wait()
         return web.Response(status=200 if self.well else 503)
@@ -106,11 +106,11 @@ async def test_a_frozen_server_is_out_by_its_probes_alone() -> None:
     async with listening(server), listening(other):
         pool = pool_of(server.url, other.url)
         async with watching(pool, server):
-            while not server.asked:
+            while not server.num_requests:
                 await asyncio.sleep(0.01)
-            server.silent, server.asked = True, 0
+            server.silent, server.num_requests = True, 0
             await until(pool, server.url, BackendState.EJECTED)
-            assert pool.health(server.url).misses == server.asked == SLOW_MISSES
+            assert pool.health(server.url).misses == server.num_requests == SLOW_MISSES
             assert pool._balancer.state(other.url) is BackendState.READY
     assert PROBE_S + SLOW_MISSES * PROBE_TIMEOUT_S < 3.0, "from the freeze to the verdict"
 
@@ -138,8 +138,8 @@ async def test_reports_of_run_open_the_breaker() -> None:
     ):
         pool.reported("http://a", trouble, faults, calls, "it")
         assert pool.health("http://a").is_out is out, trouble
-    asked = [name for name, doubt in pool.doubts.items() if doubt.is_set()]
-    assert asked == ["http://a"], "silence is looked into at once"
+    doubted = [name for name, doubt in pool.doubts.items() if doubt.is_set()]
+    assert doubted == ["http://a"], "silence is looked into at once"
     pool.reported("http://b", Trouble.REFUSED, 1, 20, "it")
     assert pool.unreachable() == ["http://a", "http://b"], "whoever is left"
     pool.reported("scripted:faulty", Trouble.REFUSED, 9, 9, "it")

@@ -100,7 +100,7 @@ def test_sigterm_ends_it_cleanly_and_soon(tmp_path: Path) -> None:
     assert [name for name in os.listdir(tmp_path / "root" / "r") if name.endswith(".tmp")] == []
 
 
-def test_refuses_to_start_with_one_line(tmp_path: Path) -> None:
+def test_a_wrong_start_is_refused_in_a_single_line(tmp_path: Path) -> None:
     def refusal(**more: Json) -> str:
         with gateway(tmp_path, **more) as process:
             out, err = process.communicate(timeout=10)

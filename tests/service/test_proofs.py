@@ -38,9 +38,9 @@ async def test_a_run_is_accepted_at_once_and_says_that_it_is_being_proved(tmp_pa
             status, answer = await w.http("POST", "/v1/runs", body)
         assert (status, answer["state"]) == (202, "proving")
         assert (await w.view())["state"] == "proving"
-        found = (await w.http("GET", "/v1/status"))[1]
-        assert any("r is proving: " in line for line in remarks(found)), found
-        assert [one["state"] for one in (await w.http("GET", "/v1/runs"))[1]["runs"]] == ["proving"]
+        service_status = (await w.http("GET", "/v1/status"))[1]
+        assert any("r is proving: " in line for line in remarks(service_status)), service_status
+        assert [run["state"] for run in (await w.http("GET", "/v1/runs"))[1]["runs"]] == ["proving"]
         status, answer = await w.http("POST", "/v1/runs/r/groups", {"groups": [], "last": True})
         assert (status, "is being proved" in answer["message"]) == (503, True)
         status, answer = await w.http("POST", "/v1/runs", {**body, "filter": "dapo"})
@@ -52,7 +52,7 @@ async def test_a_run_is_accepted_at_once_and_says_that_it_is_being_proved(tmp_pa
         assert (await w.view())["state"] == "open"
 
 
-async def test_a_run_whose_proof_fails_ends_with_the_reason(tmp_path: Path) -> None:
+async def test_a_run_with_a_failed_proof_ends_with_the_reason(tmp_path: Path) -> None:
     place = agent(tmp_path, "raise ValueError('no such luck')")
     async with world(tmp_path, load_code=True) as w:
         w.served.gateway.proofs.reply_s = 0.05
@@ -66,22 +66,22 @@ async def test_a_run_whose_proof_fails_ends_with_the_reason(tmp_path: Path) -> N
         assert (await w.http("GET", "/v1/runs/r"))[0] == 404, "told: the name is free again"
 
 
-async def test_whoever_asks_first_has_made_it_and_a_cancelled_one_is_told() -> None:
+async def test_the_first_request_creates_the_run_and_a_cancelled_proof_raises() -> None:
     proofs, go = Proofs(lambda: 0.0), asyncio.Event()
 
     async def create() -> bool:
         return await go.wait()
 
-    asked = [asyncio.ensure_future(proofs.make(run_config(), create)) for _ in range(3)]
+    requests = [asyncio.ensure_future(proofs.make(run_config(), create)) for _ in range(3)]
     await asyncio.sleep(0)
     go.set()
-    assert sorted(map(str, await asyncio.gather(*asked))) == ["False", "False", "True"]
+    assert sorted(map(str, await asyncio.gather(*requests))) == ["False", "False", "True"]
     go.clear()
-    asked = [asyncio.ensure_future(proofs.make(run_config(), create))]
+    requests = [asyncio.ensure_future(proofs.make(run_config(), create))]
     await asyncio.sleep(0)
     proofs.cancel("r")
     with pytest.raises(ConflictError, match="cancelled"):
-        await asked[0]
+        await requests[0]
 
 
 async def test_what_is_kept_of_proofs_is_bounded() -> None:

@@ -33,22 +33,22 @@ def test_the_manifest_names_policy_tokenizer_sandbox_and_code(tmp_path: Path) ->
         tokenizer=str(model),
         sandbox={"kind": "pyns"},
     )
-    found = write_manifest(service, run_config(), 1_000.0).manifest()
-    assert found["backends"] == {
+    manifest = write_manifest(service, run_config(), 1_000.0).manifest()
+    assert manifest["backends"] == {
         url: {"policy": f"embedded:{model}", "sha256": fingerprint(model)},
         "scripted:oracle": {"policy": "scripted:oracle", "sha256": ""},
     }
-    assert found["tokenizer"] == str(model)
-    assert found["sandbox"]["kind"] == "pyns"
-    assert found["code_sha256"] == code_sha256()
+    assert manifest["tokenizer"] == str(model)
+    assert manifest["sandbox"]["kind"] == "pyns"
+    assert manifest["code_sha256"] == code_sha256()
 
 
-def test_a_server_whose_model_is_a_folder_of_this_host_is_hashed(tmp_path: Path) -> None:
+def test_a_model_folder_of_this_host_is_hashed(tmp_path: Path) -> None:
     model = checkpoint(tmp_path / "model", weights="w1")
-    url, said = "http://127.0.0.1:4711", {"model": "m", "root": str(model), "max_model_len": 9}
+    url, served = "http://127.0.0.1:4711", {"model": "m", "root": str(model), "max_model_len": 9}
     service = settings(tmp_path, backends=(url,))
-    found = provenance(service, run_config(), {url: said})["backends"]
-    assert found == {url: {"policy": url, "sha256": fingerprint(model), "served": said}}
+    backends = provenance(service, run_config(), {url: served})["backends"]
+    assert backends == {url: {"policy": url, "sha256": fingerprint(model), "served": served}}
 
 
 def test_other_weights_are_another_policy(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ class ModelServer:
     """Speaks the embedded backend's words about weights, or vLLM's; notes what it was told."""
 
     def __init__(self, vllm: str = "") -> None:
-        self.said: list[str] = []
+        self.paths: list[str] = []
         self.version = "default" if vllm else "0"
         self.path = self.adapter = ""
         self.refuses = self.paused = self.silent = self.serves = False
@@ -79,13 +79,13 @@ class ModelServer:
                 return _token(body)
             case "/v1/models" | "/v1/completions" | "/tokenize":
                 return web.Response(status=404)
-        self.said.append(request.path_qs)
+        self.paths.append(request.path_qs)
         if request.path == self.waits_at:
             await self.go_on.wait()
-        answer = self._told(request.path, body)
+        answer = self._reply_to(request.path, body)
         return web.Response(status=500) if request.path == self.fails_at else answer
 
-    def _told(self, path: str, body: Json) -> web.Response:
+    def _reply_to(self, path: str, body: Json) -> web.Response:
         match path:
             case "/pause":
                 self.paused = True
@@ -123,14 +123,14 @@ def _token(body: Json) -> web.Response:
 @asynccontextmanager
 async def servers(count: int, vllm: str = "") -> AsyncIterator[list[ModelServer]]:
     async with AsyncExitStack() as stack:
-        found = [await stack.enter_async_context(ModelServer(vllm)) for _ in range(count)]
-        for server in found:
-            server.others = found
-        yield found
+        model_servers = [await stack.enter_async_context(ModelServer(vllm)) for _ in range(count)]
+        for server in model_servers:
+            server.others = model_servers
+        yield model_servers
 
 
-def urls(found: list[ModelServer]) -> tuple[str, ...]:
-    return tuple(server.url for server in found)
+def urls(model_servers: list[ModelServer]) -> tuple[str, ...]:
+    return tuple(server.url for server in model_servers)
 
 
 async def say(w: World, path: str, version: int = 0) -> tuple[int, Json]:
@@ -142,8 +142,8 @@ async def test_every_backend_takes_the_weights_and_at_most_half_are_paused(
     tmp_path: Path, count: int
 ) -> None:
     async with (
-        servers(count) as found,
-        world(tmp_path, backends=urls(found), backend_key="k") as w,
+        servers(count) as model_servers,
+        world(tmp_path, backends=urls(model_servers), backend_key="k") as w,
         w.worker("run") as run,
     ):
         await w.run()
@@ -151,21 +151,22 @@ async def test_every_backend_takes_the_weights_and_at_most_half_are_paused(
             201,
             {"run_id": "r", "version": 1, "failed": {}, "pending": False, "verified": False},
         )
-        assert [(server.path, server.number, server.paused) for server in found] == [
+        assert [(server.path, server.number, server.paused) for server in model_servers] == [
             ("/w/1", "1", False)
         ] * count
         assert all(
-            server.said == ["/pause?mode=abort", "/update_weights", "/resume"] for server in found
+            server.paths == ["/pause?mode=abort", "/update_weights", "/resume"]
+            for server in model_servers
         )
-        assert max(server.most_paused for server in found) == max(1, count // 2)
-        for server in found:
+        assert max(server.most_paused for server in model_servers) == max(1, count // 2)
+        for server in model_servers:
             assert {key for path, key in server.keys.items() if path != "/health"} == {"Bearer k"}
-        told = [
-            (said.backend, said.paused)
-            for said in (row.read(Paused) for row in await run.hear(Kind.PAUSED, 2 * count))
+        reports = [
+            (pause.backend, pause.paused)
+            for pause in (row.read(Paused) for row in await run.hear(Kind.PAUSED, 2 * count))
         ]
-        assert sorted(told) == sorted(
-            (server.url, paused) for server in found for paused in (True, False)
+        assert sorted(reports) == sorted(
+            (server.url, paused) for server in model_servers for paused in (True, False)
         )
         versions = [row.read(VersionPublished).version for row in await run.hear(Kind.VERSION, 2)]
         assert versions == [0, 1]
@@ -178,8 +179,8 @@ async def test_the_key_never_goes_to_an_address_that_a_run_merely_names(tmp_path
         world(tmp_path, backends=(ours.url,), backend_key="k") as w,
     ):
         theirs.serves = True
-        asked = {"run_id": "r", "backends": [theirs.url]}
-        assert (await w.http("POST", "/v1/runs", asked))[0] == 201
+        run_body = {"run_id": "r", "backends": [theirs.url]}
+        assert (await w.http("POST", "/v1/runs", run_body))[0] == 201
         assert (await say(w, "/w/1"))[0] == 201
         theirs.silent = True
         async with asyncio.timeout(60):
@@ -211,7 +212,7 @@ async def test_vllm_is_spoken_to_in_its_own_words(
     async with servers(1, vllm) as (server,), world(tmp_path, backends=(server.url,)) as w:
         await w.run()
         assert (await say(w, "/w/1"))[0] == 201
-        assert server.said == [
+        assert server.paths == [
             "/init_weight_transfer_engine",
             "/pause?mode=abort",
             "/update_weight_version",
@@ -229,7 +230,7 @@ async def test_what_becomes_of_calls_that_run_is_the_trainers_choice(
         await w.run()
         body = {"path": "/w/1", "pause": pause}
         assert (await w.http("POST", "/v1/runs/r/versions", body))[0] == 201
-        assert server.said[1] == f"/pause?mode={pause}"
+        assert server.paths[1] == f"/pause?mode={pause}"
         (row,) = (
             StoredRun(w.config.run_directory("r"))
             .sql("from versions where version > 0")
@@ -238,7 +239,7 @@ async def test_what_becomes_of_calls_that_run_is_the_trainers_choice(
         assert row["pause"] == pause
 
 
-async def test_an_adapter_takes_the_place_of_the_one_that_the_model_names(tmp_path: Path) -> None:
+async def test_an_adapter_replaces_the_adapter_that_the_model_names(tmp_path: Path) -> None:
     (tmp_path / "lora").mkdir()
     (tmp_path / "lora" / "adapter_config.json").write_text("{}")
     path = str(tmp_path / "lora")
@@ -249,7 +250,7 @@ async def test_an_adapter_takes_the_place_of_the_one_that_the_model_names(tmp_pa
         await w.run()
         assert (await say(w, path))[0] == 201
         words = ["/update_weight_version", "/v1/load_lora_adapter", "/update_weight_version"]
-        assert server.said[2:-1] == words, "its label says neither while it loads"
+        assert server.paths[2:-1] == words, "its label says neither while it loads"
         assert (server.path, server.adapter, server.number) == (path, "policy", "1")
         assert (await say(w, "/w/2"))[0] == 201
         assert (server.path, server.number) == ("/w/2", "2"), "a whole checkpoint again"
@@ -261,10 +262,10 @@ async def test_an_adapter_takes_the_place_of_the_one_that_the_model_names(tmp_pa
 
 
 async def test_versions_are_a_table_of_the_run_directory(tmp_path: Path) -> None:
-    async with servers(2) as found, world(tmp_path, backends=urls(found)) as w:
+    async with servers(2) as model_servers, world(tmp_path, backends=urls(model_servers)) as w:
         await w.run()
         assert (await say(w, "/w/1"))[0] == 201
-        found[1].refuses = True
+        model_servers[1].refuses = True
         assert (await say(w, "/w/2"))[0] == 201
         assert (await say(w, "/w/2", version=2))[0] == 200
         rows = StoredRun(w.config.run_directory("r")).sql("from versions order by version")
@@ -274,7 +275,7 @@ async def test_versions_are_a_table_of_the_run_directory(tmp_path: Path) -> None
         assert kept == [(0, "", 2), (1, "/w/1", 2), (2, "/w/2", 1)], "once each, if said again"
         assert rows.column("label").to_pylist()[0] == "0", "what they were started with"
         (why,) = rows.column("failed_servers")[2].as_py()
-        assert why.startswith(found[1].url)
+        assert why.startswith(model_servers[1].url)
         assert rows.column("published_at")[0].as_py().year >= 2026
     assert not verify(w.config.run_directory("r"))
 
@@ -287,8 +288,8 @@ async def test_weights_that_are_not_the_ones_meant_are_not_published(tmp_path: P
         for logprob, status in ((-3.0, 503), (-1.05, 200)):
             own = {"prompt_ids": [1, 2], "ids": [64, 65], "logprobs": [-0.5, logprob]}
             body = {"version": 1, "path": "/w/1", "expected": own}
-            found, answer = await w.http("POST", "/v1/runs/r/versions", body)
-            assert found in (status, status + 1), answer
+            reply_status, answer = await w.http("POST", "/v1/runs/r/versions", body)
+            assert reply_status in (status, status + 1), answer
             if status == 503:
                 assert "does not serve version 1" in answer["message"]
                 assert "2 from those of the trainer" in answer["message"]
@@ -307,8 +308,11 @@ async def test_tied_embeddings_are_named_where_logprobs_are_wrong(tmp_path: Path
             await w.run()
             own = {"prompt_ids": [1, 2], "ids": [64, 65], "logprobs": [-0.5, -3.0]}
             body = {"version": 1, "path": str(tmp_path / "w"), "expected": own}
-            found, answer = await w.http("POST", "/v1/runs/r/versions", body)
-            assert (found, "python -m prorl.trainer.untie" in answer["message"]) == (503, tied)
+            reply_status, answer = await w.http("POST", "/v1/runs/r/versions", body)
+            assert (reply_status, "python -m prorl.trainer.untie" in answer["message"]) == (
+                503,
+                tied,
+            )
 
 
 async def test_a_run_that_ended_gives_its_servers_back(
@@ -327,10 +331,10 @@ async def test_a_run_that_ended_gives_its_servers_back(
             assert (await w.http("DELETE", f"/v1/runs/{run}"))[0] in (200, 202)
         label = ours.version
         await asyncio.sleep(0.5)
-        said = [len(server.said) for server in (ours, named)]
+        num_requests = [len(server.paths) for server in (ours, named)]
         ours.version = named.version = "somebody's"
         await asyncio.sleep(1.0)
-        assert [len(server.said) for server in (ours, named)] == said
+        assert [len(server.paths) for server in (ours, named)] == num_requests
         assert not w.core.state.balancer.fenced
         ours.version = label
         await w.run("second")
@@ -344,35 +348,36 @@ async def test_a_backend_that_refuses_is_fenced_and_reported_until_it_takes_them
     tmp_path: Path,
 ) -> None:
     async with (
-        servers(2) as found,
-        world(tmp_path, backends=urls(found)) as w,
+        servers(2) as model_servers,
+        world(tmp_path, backends=urls(model_servers)) as w,
         w.worker("init") as init,
     ):
         await w.run()
-        found[0].refuses = True
+        model_servers[0].refuses = True
         status, answer = await say(w, "/w/1")
-        assert (status, list(answer["failed"])) == (201, [found[0].url])
-        assert not found[0].paused, "a failed update must not leave it paused"
+        assert (status, list(answer["failed"])) == (201, [model_servers[0].url])
+        assert not model_servers[0].paused, "a failed update must not leave it paused"
         states = {
-            one["name"]: one["state"] for one in (await w.http("GET", "/v1/status"))[1]["backends"]
+            backend["name"]: backend["state"]
+            for backend in (await w.http("GET", "/v1/status"))[1]["backends"]
         }
-        assert states == {found[0].url: "fenced", found[1].url: "ready"}
+        assert states == {model_servers[0].url: "fenced", model_servers[1].url: "ready"}
         await w.submit(*(group(str(i)) for i in range(4)))
         await init.take(4)
         backends = {
             (await w.http("GET", f"/v1/runs/r/rollouts/{i}"))[1]["backend"] for i in range(4)
         }
-        assert backends == {found[1].url}
-        found[0].refuses = False
+        assert backends == {model_servers[1].url}
+        model_servers[0].refuses = False
         assert await say(w, "/w/1", version=1) == (
             200,
             {"run_id": "r", "version": 1, "failed": {}, "pending": False, "verified": False},
         )
-        assert found[0].number == "1"
-        assert found[1].said.count("/update_weights") == 1, "who has them is left alone"
+        assert model_servers[0].number == "1"
+        assert model_servers[1].paths.count("/update_weights") == 1, "who has them is left alone"
 
 
-async def test_without_any_backend_that_takes_them_nothing_is_published_and_the_id_is_gone(
+async def test_without_any_updated_backend_nothing_is_published_and_the_id_is_spent(
     tmp_path: Path,
 ) -> None:
     async with servers(1) as (server,), world(tmp_path, backends=(server.url,)) as w:
@@ -402,7 +407,7 @@ async def test_a_backend_that_lost_its_weights_gets_them_again_after_a_restart_o
             assert (await say(w, "/w/3"))[1]["version"] == 3
 
 
-async def test_an_id_that_was_given_before_a_crash_is_not_given_again(tmp_path: Path) -> None:
+async def test_an_id_issued_before_a_crash_is_not_issued_again(tmp_path: Path) -> None:
     async with servers(1) as (server,):
         async with world(tmp_path, backends=(server.url,)) as w:
             await w.run()
@@ -420,9 +425,9 @@ async def test_a_frozen_server_stalls_no_publication_and_gets_nothing_until_it_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, freezes_at: str
 ) -> None:
     monkeypatch.setattr(probes, "LOADING_S", 0.2)
-    async with servers(2) as found, world(tmp_path, backends=urls(found)) as w:
+    async with servers(2) as model_servers, world(tmp_path, backends=urls(model_servers)) as w:
         await w.run()
-        frozen, well = found
+        frozen, well = model_servers
         frozen.silent, frozen.freezes_at = freezes_at == "before", freezes_at
         async with asyncio.timeout(20):
             status, answer = await say(w, "/w/1")
@@ -432,7 +437,7 @@ async def test_a_frozen_server_stalls_no_publication_and_gets_nothing_until_it_i
         assert frozen.url in w.core.state.balancer.fenced, "nothing before it has them"
 
 
-async def test_a_publication_that_takes_long_is_answered_and_asked_for_again(
+async def test_a_slow_publication_is_answered_and_polled(
     tmp_path: Path,
 ) -> None:
     async with servers(1) as (server,), world(tmp_path, backends=(server.url,)) as w:
@@ -441,7 +446,7 @@ async def test_a_publication_that_takes_long_is_answered_and_asked_for_again(
         first = await publisher.publish(run, 1, "/w/1", wait_s=0.0)
         assert (first.version, first.pending) == (1, True)
         assert (await say(w, "/w/1", version=1))[0] == 201
-        assert server.said.count("/update_weights") == 1, "one load for both"
+        assert server.paths.count("/update_weights") == 1, "one load for both"
 
 
 async def test_who_joins_late_gets_nothing_before_it_has_the_newest_weights(

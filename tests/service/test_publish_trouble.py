@@ -14,7 +14,7 @@ from tests.service.world import world
 from tests.waiting import until
 
 
-async def test_a_run_whose_servers_are_out_delays_no_other_runs_publication(
+async def test_a_run_with_unreachable_servers_delays_no_other_publication(
     tmp_path: Path,
 ) -> None:
     async with servers(2) as (well, dead), world(tmp_path, backends=(well.url,)) as w:
@@ -32,7 +32,7 @@ async def test_a_run_whose_servers_are_out_delays_no_other_runs_publication(
                 await pending
 
 
-async def test_a_run_whose_server_comes_back_is_published_then(tmp_path: Path) -> None:
+async def test_a_run_is_published_when_its_server_returns(tmp_path: Path) -> None:
     async with servers(1) as (server,), world(tmp_path, backends=(server.url,)) as w:
         server.serves = True
         await w.run()
@@ -43,23 +43,23 @@ async def test_a_run_whose_server_comes_back_is_published_then(tmp_path: Path) -
         assert (server.path, server.number) == ("/w/1", "1")
 
 
-async def test_a_backend_that_is_removed_in_the_middle_is_one_that_did_not_take_them(
+async def test_a_backend_removed_in_the_middle_counts_as_not_updated(
     tmp_path: Path,
 ) -> None:
-    async with servers(3) as found, world(tmp_path, backends=urls(found)) as w:
+    async with servers(3) as model_servers, world(tmp_path, backends=urls(model_servers)) as w:
         await w.run()
-        found[0].waits_at = "/pause"  # and the others for their turn
+        model_servers[0].waits_at = "/pause"  # and the others for their turn
         saying = asyncio.ensure_future(say(w, "/w/1"))
         async with asyncio.timeout(60):
-            await until(lambda: found[0].said)
-            assert (await w.http("DELETE", f"/v1/backends?name={found[1].url}"))[0] == 200
-            found[0].go_on.set()
+            await until(lambda: model_servers[0].paths)
+            assert (await w.http("DELETE", f"/v1/backends?name={model_servers[1].url}"))[0] == 200
+            model_servers[0].go_on.set()
             status, answer = await saying
-        assert (status, [server.number for server in found]) == (201, ["1", "0", "1"])
-        assert answer["failed"] == {found[1].url: f"{found[1].url} was removed"}
+        assert (status, [server.number for server in model_servers]) == (201, ["1", "0", "1"])
+        assert answer["failed"] == {model_servers[1].url: f"{model_servers[1].url} was removed"}
 
 
-async def test_a_server_that_a_dead_gateway_paused_is_resumed_by_the_next_one(
+async def test_a_server_paused_by_a_dead_gateway_is_resumed_by_its_successor(
     tmp_path: Path,
 ) -> None:
     """It died between the pause and the update: the label is still right."""
@@ -72,11 +72,11 @@ async def test_a_server_that_a_dead_gateway_paused_is_resumed_by_the_next_one(
             await until(
                 lambda: not (server.paused or w.core.state.balancer.state(server.url) != "ready")
             )
-        assert server.said.count("/update_weights") == 1
+        assert server.paths.count("/update_weights") == 1
 
 
 @pytest.mark.parametrize("lost", ["/pause", "/resume"])
-async def test_a_server_whose_answer_was_lost_is_left_paused_by_nobody(
+async def test_a_server_does_not_stay_paused_though_its_answer_was_lost(
     tmp_path: Path, lost: str
 ) -> None:
     async with servers(1) as (server,), world(tmp_path, backends=(server.url,)) as w:

@@ -90,7 +90,7 @@ async def test_another_authority(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("server", "role", "days", "said"),
+    ("server", "role", "days", "expected"),
     [
         ("service", "trainer", -1.0, "our own certificate ended"),
         ("node", "trainer", 1.0, "not one of a prorl service"),  # of the right authority
@@ -98,11 +98,11 @@ async def test_another_authority(tmp_path: Path) -> None:
     ],
 )
 async def test_a_certificate_that_will_not_do(
-    tmp_path: Path, server: str, role: str, days: float, said: str
+    tmp_path: Path, server: str, role: str, days: float, expected: str
 ) -> None:
     async with shut(tmp_path, server) as service:
         for line in await lines(service, service.join(role, days)):
-            assert said in line
+            assert expected in line
 
 
 async def test_no_certificate(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ STREAM = replace(SOME, target=0, open_groups=0, streaming=True, max_open=99, max
 HALF = Rate(500.0, 1000.0)
 
 
-def test_a_dropped_group_is_replenished_and_a_kept_one_is_not() -> None:
+def test_a_dropped_group_is_replenished_and_a_kept_group_is_not() -> None:
     assert may_open(SOME) == 0
     assert may_open(replace(SOME, open_groups=3)) == 1
     assert may_open(replace(SOME, open_groups=3, kept=1, filtered=False)) == 0
@@ -113,22 +113,22 @@ def test_the_rate_follows_what_is_decided() -> None:
 
 def test_late_groups_are_not_counted_on_within_what_may_be_open() -> None:
     demand = replace(STREAM, max_unacked=8, rate=HALF)
-    wanted = may_open(demand)
-    late = replace(demand, open_groups=wanted, late=3)
+    num_allowed = may_open(demand)
+    late = replace(demand, open_groups=num_allowed, late=3)
     assert may_open(late) == 3
-    assert may_open(replace(late, max_open=wanted + 1)) == 1
+    assert may_open(replace(late, max_open=num_allowed + 1)) == 1
     assert may_open(replace(late, filtered=False)) == 0
 
 
 def test_no_more_waits_than_a_trainer_takes_while_a_group_is_sampled() -> None:
-    known = replace(STREAM, step=8, group_s=60.0, taken_s=5.0, filtered=False)
-    assert may_open(known) == known.lead == 24
-    assert may_open(replace(known, kept=20, delivered=0)) == 4
-    assert may_open(replace(known, kept=20, delivered=16)) == 20
-    slower, faster = replace(known, taken_s=50.0), replace(known, taken_s=0.5)
+    stream_demand = replace(STREAM, step=8, group_s=60.0, taken_s=5.0, filtered=False)
+    assert may_open(stream_demand) == stream_demand.lead == 24
+    assert may_open(replace(stream_demand, kept=20, delivered=0)) == 4
+    assert may_open(replace(stream_demand, kept=20, delivered=16)) == 20
+    slower, faster = replace(stream_demand, taken_s=50.0), replace(stream_demand, taken_s=0.5)
     assert (slower.lead, faster.lead) == (16, 64)
     for unknown in ({"step": 0}, {"group_s": 0.0}, {"taken_s": 0.0}):
-        assert replace(known, **unknown).lead == 64
+        assert replace(stream_demand, **unknown).lead == 64
 
 
 def test_no_more_waits_than_stays_fresh() -> None:
@@ -154,12 +154,12 @@ def test_where_nothing_may_be_older_than_its_step_the_rest_of_a_step_is_redundan
     assert may_open(replace(strict, filtered=False)) == 8
 
 
-def test_what_is_not_said_binds_nothing() -> None:
+def test_unset_fields_do_not_limit_the_lead() -> None:
     assert may_open(PLAIN) == 50
     assert may_open(replace(PLAIN, streaming=True)) == 30
     assert may_open(replace(PLAIN, target=4)) == 4, "without a filter every group is kept"
-    for known in ({"step": 8, "taken_s": 5.0}, {"step": 8, "group_s": 8.0}, {"max_staleness": 0}):
-        assert replace(PLAIN, streaming=True, **known).lead == 30
+    for fields in ({"step": 8, "taken_s": 5.0}, {"step": 8, "group_s": 8.0}, {"max_staleness": 0}):
+        assert replace(PLAIN, streaming=True, **fields).lead == 30
     assert not replace(PLAIN, streaming=True, max_staleness=0).strict
     assert may_open(replace(PLAIN, streaming=True, step=8)) == 30
 
@@ -167,7 +167,7 @@ def test_what_is_not_said_binds_nothing() -> None:
 @pytest.mark.parametrize("rate", [Rate(), HALF, Rate(3.0, 40.0), Rate(250.0, 256.0)])
 @pytest.mark.parametrize("kept", [1, 16, 200])
 @pytest.mark.parametrize("side", [-1, 1])
-def test_an_end_of_the_forecast_is_one_deviation_of_a_beta_binomial_away(
+def test_the_forecast_ends_a_deviation_of_a_beta_binomial_away(
     rate: Rate, kept: int, side: int
 ) -> None:
     groups = rate.groups_for(kept, side)

@@ -46,7 +46,7 @@ async def test_requests_made_from_the_schema_are_answered_as_it_says(tmp_path: P
 def _fuzz(url: str) -> Counter[int]:
     headers = {"Authorization": f"Bearer {TOKEN}"}
     schema: Any = schemathesis.openapi.from_url(f"{url}/v1/openapi.json", headers=headers)
-    operations: list[Any] = [found.ok() for found in schema.get_all_operations()]
+    operations: list[Any] = [entry.ok() for entry in schema.get_all_operations()]
     counts: Counter[int] = Counter()
 
     def send(case: Any) -> None:

@@ -34,7 +34,7 @@ def say(channel: Channel, payload: Payload, *, seq: int, key: AttemptKey | None 
     channel.send(to_batch([ControlRow.of(payload, seq=seq, stage="run", **of)]))
 
 
-async def heard(channel: Channel) -> list[ControlRow]:
+async def received_rows(channel: Channel) -> list[ControlRow]:
     rows: list[ControlRow] = []
     async with asyncio.timeout(30):
         while (batch := await channel.receive()) is not None:
@@ -54,10 +54,10 @@ async def test_a_replaced_store_commits_nothing_and_its_replies_reach_nobody(
         async with w.worker("store") as store:
             row = CommittedRollout(rollout_id=0, attempt=key.attempt, reward=1.0)
             say(frozen, CommitPart(part="late", rollouts=(row,)), seq=2)
-            await heard(frozen)
+            await received_rows(frozen)
             await store.ask(Handout(), "r")
             assert (await w.view())["commits"] == 0
-            assert 77 not in [row.re for row in store.heard]
+            assert 77 not in [row.re for row in store.received]
         await frozen.close()
 
 
@@ -68,7 +68,7 @@ async def test_who_counts_as_dead_holds_nothing(tmp_path: Path) -> None:
         await until(lambda: w.core.state.of_role("run"))
         w.core.workers.handle_disconnect(w.core.state.of_role("run")[0])
         say(frozen, Started(), seq=2, key=key)
-        await heard(frozen)
+        await received_rows(frozen)
         record = w.core.run("r").rollouts[0]
         assert record.life.state is RolloutState.LEASED
         assert {worker.name for worker in record.holders} == {"init-0"}

@@ -35,11 +35,11 @@ class Day(Hand):
         self.submit(*(group(f"{number}/{i}", key=f"k{number}/{i}") for i in range(A_MINUTE)))
         core.pump(A_MINUTE)
         self.write()
-        given = list(run.rollouts.values())
-        self.commit(given, run.outbox.end)
+        records = list(run.rollouts.values())
+        self.commit(records, run.outbox.end)
         core.commits.published(run, run.commits.next_commit - 1)
         self.write()
-        groups = [record.group.group_id for record in given]
+        groups = [record.group.group_id for record in records]
         core.groups.propose(run, [Decision(group_id=g, kept=True) for g in groups])
         core.groups.handout(run, [KeptGroup(g, 0) for g in groups])
         self.write()

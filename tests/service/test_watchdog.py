@@ -58,28 +58,28 @@ def test_what_moves_is_not_stuck(world: Clockwork) -> None:
     row = ControlRow.of(Started(), stage="run", **record.key._asdict())
     world.core.control(run, row)
     for turn in range(5):
-        told = ControlRow.of(Progress(turn=turn, tokens=9), stage="run", **record.key._asdict())
-        world.core.control(run, told)
+        progress = ControlRow.of(Progress(turn=turn, tokens=9), stage="run", **record.key._asdict())
+        world.core.control(run, progress)
         assert world.stalled(seconds=20.0) == ""
     assert world.stalled() != ""
     assert world.watchdog.look("") == [], "said once"
-    world.core.control(run, told)
+    world.core.control(run, progress)
     assert [run.stalled for run in world.watchdog.look("")] == [""]
 
 
-def test_attempts_that_all_fail_alike_are_the_runs_trouble_until_one_does_not(
+def test_attempts_that_all_fail_alike_are_reported_until_an_attempt_succeeds(
     world: Clockwork,
 ) -> None:
     world.come("store", "run", "init", "eval")
     world.submit(group(n=8))
     world.core.pump(8)
-    told = []
+    reports = []
     for number, record in enumerate(world.run.rollouts.values()):
         world.core.rollouts.failed(record, 1, "sandbox_start", f"image x{number}: no such thing")
-        told.append(bool(world.watchdog.look("")))
-    assert told == [False] * 4 + [True] + [False] * 3, "while it moves, and once"
-    said = "attempt after attempt fails with sandbox_start, the first: image x0: no such thing"
-    assert world.run.stalled == said
+        reports.append(bool(world.watchdog.look("")))
+    assert reports == [False] * 4 + [True] + [False] * 3, "while it moves, and once"
+    expected = "attempt after attempt fails with sandbox_start, the first: image x0: no such thing"
+    assert world.run.stalled == expected
     world.now += 60.0
     world.core.pump(8)
     (*others, last) = world.run.rollouts.values()
@@ -103,12 +103,12 @@ def test_an_open_run_that_lacks_work_says_so(world: Clockwork) -> None:
     assert world.stalled() == ""
 
 
-def test_a_filter_that_keeps_nothing_is_said_while_the_run_moves(world: Clockwork) -> None:
+def test_a_filter_that_keeps_nothing_is_reported_while_the_run_moves(world: Clockwork) -> None:
     run, reasons = world.run, world.run.decisions.drop_reasons
     reasons["all_equal"] = 31
     assert world.stalled(seconds=0.0) == ""
     reasons["incomplete"] = 1
-    said = "none of 32 groups was kept (31 all_equal, 1 incomplete): take tasks of another"
-    assert world.stalled(seconds=0.0).startswith(said)
+    expected = "none of 32 groups was kept (31 all_equal, 1 incomplete): take tasks of another"
+    assert world.stalled(seconds=0.0).startswith(expected)
     run.delivery.kept = 1
     assert world.stalled(seconds=0.0) == ""

@@ -59,14 +59,14 @@ def settings(tmp_path: Path, **more: Json) -> ServiceConfig:
     """A service on a root of its own; the socket's path stays short."""
     sockets = tmp_path / "s"
     sockets.mkdir(exist_ok=True)
-    given = {
+    fields = {
         "root": tmp_path / "root",
         "socket_dir": sockets,
         "token": TOKEN,
         "backends": ("scripted:oracle",),
         **more,
     }
-    return ServiceConfig(**given)
+    return ServiceConfig(**fields)
 
 
 def handout(groups: Iterable[Iterable[int]]) -> Handout:
@@ -90,7 +90,7 @@ class Worker:
         config: ServiceConfig,
         role: str,
         name: str,
-        held: Iterable[AttemptKey] = (),
+        attempts: Iterable[AttemptKey] = (),
         images: tuple[str, ...] | None = None,
         node: str = "local",
         location: str | None = None,
@@ -99,8 +99,8 @@ class Worker:
         self.name = name
         self.stage = "run" if role == CHAIN else role
         """That it speaks of."""
-        self.held = list(held)
-        self.heard: list[ControlRow] = []
+        self.attempts = list(attempts)
+        self.received: list[ControlRow] = []
         self._news = asyncio.Event()
         self.stats = Stats()
         identity = this_life(
@@ -115,7 +115,7 @@ class Worker:
             network,
             config.gateway_flight,
             identity,
-            attempts=lambda: {self.stage: self.held},
+            attempts=lambda: {self.stage: self.attempts},
             stats=lambda: {self.stage: self.stats},
             on=dict.fromkeys(Kind, self._hear),
         )
@@ -125,7 +125,7 @@ class Worker:
         self._location = config.gateway_flight
 
     def _hear(self, row: ControlRow) -> None:
-        self.heard.append(row)
+        self.received.append(row)
         self._news.set()
 
     async def __aenter__(self) -> Worker:
@@ -141,33 +141,33 @@ class Worker:
         await self.control.close()
 
     def of(self, kind: Kind) -> list[ControlRow]:
-        return [row for row in self.heard if row.kind is kind]
+        return [row for row in self.received if row.kind is kind]
 
     async def hear(self, kind: Kind, count: int = 1) -> list[ControlRow]:
         async with asyncio.timeout(30):
-            while len(found := self.of(kind)) < count:
+            while len(rows := self.of(kind)) < count:
                 self._news.clear()
                 await self._news.wait()
-        return found
+        return rows
 
     async def take(self, count: int = 1) -> list[AttemptKey]:
         """Receive leases, say that INIT has them, free their slots."""
         assert self.inlet is not None
-        taken: list[AttemptKey] = []
+        keys: list[AttemptKey] = []
         async with asyncio.timeout(30):
-            while len(taken) < count:
-                taken += [row.key for row in await self.inlet.take()]
-        for key in taken:
+            while len(keys) < count:
+                keys += [row.key for row in await self.inlet.take()]
+        for key in keys:
             self.control.emit(Started(), key, stage="init")
             self.inlet.done(key)
-        return taken
+        return keys
 
     def say(self, payload: Payload, key: AttemptKey, code: str = "") -> None:
         self.control.emit(payload, key, stage=self.stage, code=code)
 
-    async def ask(self, asked: Request[ReplyT], run_id: str = "") -> ReplyT:
+    async def ask(self, request: Request[ReplyT], run_id: str = "") -> ReplyT:
         async with asyncio.timeout(30):
-            return await self.control.request(asked, run_id=run_id)
+            return await self.control.request(request, run_id=run_id)
 
     async def commit(
         self,
@@ -227,23 +227,23 @@ class World:
         self,
         role: str,
         name: str = "",
-        held: Iterable[AttemptKey] = (),
+        attempts: Iterable[AttemptKey] = (),
         images: tuple[str, ...] | None = None,
         node: str = "local",
         location: str | None = None,
     ) -> Worker:
         name = name or f"{role}-0"
-        return Worker(self.network, self.config, role, name, held, images, node, location)
+        return Worker(self.network, self.config, role, name, attempts, images, node, location)
 
     async def dial(self, role: str, worker: str = "", **more: Json) -> Channel:
         """A session of a worker that has said hello and says only what a test has it say."""
-        given = {
+        fields = {
             "worker": worker or f"{role}-0",
             "roles": roles_of(role),
             "location": "there",
             **more,
         }
-        hello = Hello(schema_version=SCHEMA_VERSION, **given)
+        hello = Hello(schema_version=SCHEMA_VERSION, **fields)
         where = self.config.gateway_flight
         channel = await self.network.dial(where, "control", {}, CONTROL, CONTROL)
         channel.send(to_batch([ControlRow.of(hello, seq=1)]))
@@ -265,7 +265,7 @@ class World:
         assert status in (200, 201), answer
 
     async def submit(self, *groups: GroupBody, run_id: str = "r", last: bool = False) -> list[Json]:
-        body = {"groups": [one.model_dump(mode="json") for one in groups], "last": last}
+        body = {"groups": [group.model_dump(mode="json") for group in groups], "last": last}
         status, answer = await self.http("POST", f"/v1/runs/{run_id}/groups", body)
         assert status in (200, 202), answer
         return list(answer["groups"])
@@ -300,5 +300,5 @@ async def world(
         yield World(config, network, served, session)
 
 
-def run_config(**given: Json) -> RunConfig:
-    return RunConfig(**{"run_id": "r", **given})
+def run_config(**fields: Json) -> RunConfig:
+    return RunConfig(**{"run_id": "r", **fields})
