@@ -119,24 +119,25 @@ class FileLog:
     ) -> None:
         self.events.append((payload.kind, key, code))
 
-    async def request(self, asked: Request[ReplyT], *, run_id: str = "") -> ReplyT:
-        self._hook(f"{asked.kind}.before")
-        self.requests.append(asked.kind)
-        answer = getattr(self, f"_{asked.kind}")(asked)
+    async def request(self, request: Request[ReplyT], *, run_id: str = "") -> ReplyT:
+        self._hook(f"{request.kind}.before")
+        self.requests.append(request.kind)
+        answer = getattr(self, f"_{request.kind}")(request)
         self._save()
-        self._hook(f"{asked.kind}.after")
-        assert isinstance(answer, asked.reply)
+        self._hook(f"{request.kind}.after")
+        assert isinstance(answer, request.reply)
         return answer  # type: ignore[return-value]
 
-    def _reserve(self, asked: Reserve) -> Reserved:
+    def _reserve(self, request: Reserve) -> Reserved:
         refused = tuple(
             Refusal(key, reason)
-            for key in asked.attempts
+            for key in request.attempts
             if (reason := self._refusal(key.rollout_id, key.attempt))
         )
-        gone = {refusal.key for refusal in refused}
+        refused_keys = {refusal.key for refusal in refused}
         return Reserved(
-            granted=tuple(key for key in asked.attempts if key not in gone), refused=refused
+            granted=tuple(key for key in request.attempts if key not in refused_keys),
+            refused=refused,
         )
 
     def _refusal(self, rollout_id: int, attempt: int) -> RefusalReason | None:
@@ -144,33 +145,33 @@ class FileLog:
             return RefusalReason.FENCED
         return RefusalReason.COMMITTED if str(rollout_id) in self.state["committed"] else None
 
-    def _commit(self, asked: CommitPart) -> Committed:
-        known = [part for part in self.state["parts"] if part["part"] == asked.part]
-        if known:
-            return Committed(commit_seq=known[0]["commit_seq"])
-        if any(self._refusal(row.rollout_id, row.attempt) for row in asked.rollouts):
+    def _commit(self, request: CommitPart) -> Committed:
+        existing = [part for part in self.state["parts"] if part["part"] == request.part]
+        if existing:
+            return Committed(commit_seq=existing[0]["commit_seq"])
+        if any(self._refusal(row.rollout_id, row.attempt) for row in request.rollouts):
             raise FencedError("superseded")
-        if any(str(rollout_id) not in self.state["terminals"] for rollout_id in asked.terminals):
+        if any(str(rollout_id) not in self.state["terminals"] for rollout_id in request.terminals):
             raise FencedError("terminal is stored")
-        for row in asked.rollouts:
+        for row in request.rollouts:
             self.state["committed"][str(row.rollout_id)] = row.attempt
-        for rollout_id in asked.terminals:
+        for rollout_id in request.terminals:
             del self.state["terminals"][str(rollout_id)]
         self.state["outbox"] = [
-            row for row in self.state["outbox"] if row["seq"] > asked.outbox_upto
+            row for row in self.state["outbox"] if row["seq"] > request.outbox_upto
         ]
         commit_seq = len(self.state["parts"]) + 1
         part = {
             "commit_seq": commit_seq,
-            "part": asked.part,
-            "files": plain(asked.files),
+            "part": request.part,
+            "files": plain(request.files),
             "published": False,
         }
         self.state["parts"].append(part)
         return Committed(commit_seq=commit_seq)
 
-    def _published(self, asked: PartPublished) -> Done:
-        self.state["parts"][asked.commit_seq - 1]["published"] = True
+    def _published(self, request: PartPublished) -> Done:
+        self.state["parts"][request.commit_seq - 1]["published"] = True
         return Done()
 
     def _save(self) -> None:

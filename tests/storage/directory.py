@@ -43,8 +43,10 @@ def add_commit(run: RunDir, tables_: Mapping[str, pa.Table]) -> Commit:
 
 def add_rows(run: RunDir, rows: Sequence[pa.RecordBatch]) -> Commit:
     """A commit of SCORED rows."""
-    found = tables(pa.concat_batches(list(rows)))
-    return add_commit(run, {name: pa.Table.from_batches([batch]) for name, batch in found.items()})
+    by_table = tables(pa.concat_batches(list(rows)))
+    return add_commit(
+        run, {name: pa.Table.from_batches([batch]) for name, batch in by_table.items()}
+    )
 
 
 def add_terminals(run: RunDir, *terminals: Terminal) -> Commit:

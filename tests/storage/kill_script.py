@@ -27,11 +27,11 @@ class Steps:
     """Counts what is done, and dies at a step."""
 
     def __init__(self, kill_at: int) -> None:
-        self._left = kill_at
+        self._remaining = kill_at
 
     def __call__(self, name: str) -> None:
-        self._left -= 1
-        if self._left == 0:
+        self._remaining -= 1
+        if self._remaining == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def removing(self, run: RunDir) -> RunDir:

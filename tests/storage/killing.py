@@ -60,8 +60,8 @@ def trained(step: int) -> Any:
 def to_be_scored(root: Path) -> None:
     """Two groups with their tasks; the env takes any artifact."""
     run = new_run(root)
-    found = tables(pa.concat_batches([scored(i, n=2) for i in range(4)]))
-    rows = {name: pa.Table.from_batches([batch]) for name, batch in found.items()}
+    by_table = tables(pa.concat_batches([scored(i, n=2) for i in range(4)]))
+    rows = {name: pa.Table.from_batches([batch]) for name, batch in by_table.items()}
     task = orjson.dumps({"task_id": "t", "env": "noop", "prompt": "x"}).decode()
     rows["tasks"] = task_rows(task_row(i, "noop", task) for i in (0, 1))
     add_commit(run, rows)
@@ -149,11 +149,11 @@ def rescored(root: Path, step: Callable[[str], None], write: WriteDurably) -> No
 
 def appended(run: RunDir) -> dict[str, list[str]]:
     """Hashes of all rows that were appended, in order."""
-    found = {}
+    digests = {}
     for table in APPENDED:
         rows = AppendedTable(run, table).read().combine_chunks()
-        found[table] = [digest for batch in rows.to_batches() for digest in row_hashes(batch)]
-    return found
+        digests[table] = [digest for batch in rows.to_batches() for digest in row_hashes(batch)]
+    return digests
 
 
 def check_compacted(original: Path, roots: Roots) -> None:
@@ -183,8 +183,8 @@ def check_scored(original: Path, roots: Roots) -> None:
         for where in (dead, done):
             for name, had in before.items():
                 assert (where / "demo" / name).read_bytes() == had, (where, name)
-        found = AppendedTable(RunDir(dead / "demo"), "scores").all_keys()
-        assert found in ([], ["again"]), dead
+        keys = AppendedTable(RunDir(dead / "demo"), "scores").all_keys()
+        assert keys in ([], ["again"]), dead
         run = RunDir(done / "demo")
         assert read_scores(run, "again").column("reward").null_count == 0, done
         assert set(all_files(done)) == {*before, "scores/0000000001.parquet"}, done
@@ -193,8 +193,8 @@ def check_scored(original: Path, roots: Roots) -> None:
 
 def all_files(root: Path) -> list[str]:
     """Of the run, by name."""
-    found = (root / "demo").rglob("*")
-    return [str(path.relative_to(root / "demo")) for path in found if path.is_file()]
+    paths = (root / "demo").rglob("*")
+    return [str(path.relative_to(root / "demo")) for path in paths if path.is_file()]
 
 
 CHECK: dict[str, Callable[[Path, Roots], None]] = {

@@ -115,19 +115,19 @@ def test_a_reader_sees_either_the_small_files_or_the_range() -> None:
     assert cover([PieceName(1, 3), PieceName(1, 4), *singles[2:]]) == [PieceName(1, 4)]
 
 
-def test_damage_is_found(run: RunDir) -> None:
+def test_damage_is_detected(run: RunDir) -> None:
     table = AppendedTable(run, "annotations")
     for i in range(3):
         table.append(note(i), str(i))
     path, rows = Path(table.path(PieceName(2, 2))), table.read()
-    content, found = path.read_bytes(), 0
+    content, num_detected = path.read_bytes(), 0
     for at in range(0, len(content), 13):
         path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
         problems = list(table.problems())
         assert {where for where, _ in problems} <= {"annotations/0000000002.parquet"}
         assert problems or table.read() == rows, f"byte {at} changes what is read, unseen"
-        found += bool(problems)
-    assert found > len(content) / 13 / 2
+        num_detected += bool(problems)
+    assert num_detected > len(content) / 13 / 2
     path.unlink()
     (finding,) = verify(run.root)
     assert "what lay between is missing" in finding.what

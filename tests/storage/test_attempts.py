@@ -43,10 +43,10 @@ class Kind(NamedTuple):
         if self.num_sampled:
             worker.say(Progress(turn=1, tokens=self.num_sampled), key)
         if self.stage == "run":  # here INIT is a worker of its own, which lets go once RUN began
-            held_by = w.core.run("r").rollouts[key.rollout_id].holders
-            await _until(lambda: self.worker in {holder.name for holder in held_by})
+            holders = w.core.run("r").rollouts[key.rollout_id].holders
+            await _until(lambda: self.worker in {holder.name for holder in holders})
             workers["init-0"].say(Released(), key)
-            await _until(lambda: [holder.name for holder in held_by] == [self.worker])
+            await _until(lambda: [holder.name for holder in holders] == [self.worker])
         if self.code == "returned":
             worker.say(Leaving(), key)
             worker.say(Released(), key)
@@ -85,7 +85,7 @@ NODES = {
 }
 
 
-async def taken(init: Worker, count: int) -> list[AttemptKey]:
+async def take_leases(init: Worker, count: int) -> list[AttemptKey]:
     keys: list[AttemptKey] = []
     while len(keys) < count:
         keys += await init.take()
@@ -108,10 +108,10 @@ async def fail(tmp_path: Path, each: int) -> Path:
         limits = {"max_attempts": 1, "max_worker_losses": 0}
         await w.run(limits=limits, max_open_groups=count)
         await w.submit(*(group(f"t{i}", key=f"k{i}") for i in range(count)), last=True)
-        for key in await taken(workers["init-0"], count):
+        for key in await take_leases(workers["init-0"], count):
             await KINDS[key.rollout_id % len(KINDS)].end(w, workers, key)
         returned = sum(kind.code == "returned" for kind in KINDS) * each
-        for key in await taken(workers["init-0"], returned):
+        for key in await take_leases(workers["init-0"], returned):
             assert key.attempt == 2
             workers["init-0"].say(Failed(message="at its second"), key, "sandbox_start")
         await w.until(lambda view: view["counts"]["running"] == each)  # those of the dying one

@@ -72,8 +72,8 @@ def test_whatever_a_rollout_holds_comes_back_from_parquet_and_as_a_group(
             },
         )
         for file in commit.files:
-            (found,) = read_part(run, file).combine_chunks().to_batches()
-            assert row_hashes(found) == row_hashes(expected[file.table]), file.table
+            (stored_batch,) = read_part(run, file).combine_chunks().to_batches()
+            assert row_hashes(stored_batch) == row_hashes(expected[file.table]), file.table
         index = stored_index(StoredRun(run.root))
         stored = [group_id for group_id in range(len(rows)) if group_id in index]
         groups = [index.read(group_id) for group_id in stored]
@@ -119,9 +119,9 @@ def test_plain_globs_work_from_the_start(tmp_path: Path) -> None:
     new_run(tmp_path)
     for name, schema in TABLES.items():
         with duckdb.connect() as connection:
-            found = connection.execute(f"select * from '{tmp_path}/demo/{name}/*.parquet'")
-            assert [column[0] for column in found.description or ()] == schema.names
-            assert found.fetchall() == []
+            cursor = connection.execute(f"select * from '{tmp_path}/demo/{name}/*.parquet'")
+            assert [column[0] for column in cursor.description or ()] == schema.names
+            assert cursor.fetchall() == []
 
 
 def test_only_files_that_a_commit_names_are_read(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_sql_over_a_copied_directory(tmp_path: Path) -> None:
     assert list_runs(tmp_path) == ["copy"]
 
 
-def test_what_is_no_run_directory_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_is_refused_in_a_single_line(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="is no run directory"):
         StoredRun(tmp_path / "nothing")
     assert list_runs(tmp_path / "nothing") == []

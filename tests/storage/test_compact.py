@@ -64,7 +64,7 @@ def test_packs_are_sorted_for_their_readers(tmp_path: Path) -> None:
         assert part.row_group_sizes == [8, 8, 8], "row groups end where a group ends"
 
 
-def test_one_range_of_small_packs_is_compacted_again(tmp_path: Path) -> None:
+def test_a_range_of_small_packs_is_compacted_again(tmp_path: Path) -> None:
     run = run_of_many_parts(tmp_path)
     compact(run)
     add_rows(run, [scored(100)])
@@ -114,12 +114,12 @@ def test_an_index_follows_a_compaction_and_keeps_what_came_meanwhile(tmp_path: P
     index = GroupIndex(run)
     index.take_over(index.look())
     compact(run)
-    found = index.look()
+    snapshot = index.look()
     late = add_rows(run, [scored(i, n=1) for i in range(200, 204)])
     file = next(file for file in late.files if file.table == "sequences")
     with PartReader(run, file) as part:
         index.add_written(file, part.read(), late.commit_seq)
-    index.take_over(found)
+    index.take_over(snapshot)
     collect(run, grace_s=0)
     assert [index.read(group).num_rows for group in (0, 5, 200, 203)] == [4, 4, 1, 1]
 
@@ -149,7 +149,7 @@ def test_a_pack_that_came_out_wrong_replaces_nothing(tmp_path: Path) -> None:
     assert files(run) == before
 
 
-def test_a_file_that_is_gone_is_not_replaced_by_its_name(tmp_path: Path) -> None:
+def test_a_missing_file_is_not_replaced_by_its_name(tmp_path: Path) -> None:
     run = run_of_many_parts(tmp_path)
 
     def losing(fs: Any, path: str, data: Any) -> None:
@@ -164,7 +164,7 @@ def test_a_file_that_is_gone_is_not_replaced_by_its_name(tmp_path: Path) -> None
     assert verify(run.root) == []
 
 
-def test_one_compaction_at_a_time(tmp_path: Path) -> None:
+def test_a_second_compaction_at_the_same_time_is_refused(tmp_path: Path) -> None:
     run = run_of_many_parts(tmp_path)
 
     def second(fs: Any, path: str, data: Any) -> None:

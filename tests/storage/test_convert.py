@@ -61,7 +61,7 @@ def test_sequences_come_out_as_they_went_in_from_any_slice(
     for name, table in rows.items():
         table.validate(full=True)
         assert table.schema.equals(TABLES[name])
-    found = read_sequences(
+    sequences_read = read_sequences(
         pa.StructArray.from_arrays(
             [rows["sequences"].column(f.name) for f in SEQUENCE], fields=list(SEQUENCE)
         )
@@ -69,11 +69,11 @@ def test_sequences_come_out_as_they_went_in_from_any_slice(
     expected = [
         s
         for sequences in trajectories[start:]
-        if any(len(one.logprobs_C) for one in sequences)
+        if any(len(sequence.logprobs_C) for sequence in sequences)
         for s in sequences
     ]
-    assert len(found) == len(expected)
-    for ours_, theirs in zip(found, expected, strict=True):
+    assert len(sequences_read) == len(expected)
+    for ours_, theirs in zip(sequences_read, expected, strict=True):
         for name in Sequence.__slots__:
             assert np.array_equal(getattr(ours_, name), getattr(theirs, name)), name
 
@@ -84,15 +84,15 @@ def test_tokens_are_not_copied() -> None:
     assert tables(batch)["sequences"].column("token_ids").values.buffers()[1].address == before
 
 
-def test_a_rollout_none_of_whose_tokens_train_is_not_valid() -> None:
+def test_a_rollout_without_trained_tokens_is_not_valid() -> None:
     """Sampled by weights that nobody could name: its reward must not enter its siblings'."""
     unknown = sequence(1)
     kinds = np.where(unknown.span_kind_S == SpanKind.TRAINED, SpanKind.SAMPLED, unknown.span_kind_S)
     unknown = replace(unknown, span_kind_S=kinds.astype(np.uint8))
-    found = tables(pa.concat_batches([scored(0), scored(1, sequences=(unknown,))]))["rollouts"]
-    assert found.column("num_sampled").to_pylist() == [10, 10]
-    assert found.column("num_trained").to_pylist() == [10, 0]
-    assert found.column("valid").to_pylist() == [True, False]
+    rollouts = tables(pa.concat_batches([scored(0), scored(1, sequences=(unknown,))]))["rollouts"]
+    assert rollouts.column("num_sampled").to_pylist() == [10, 10]
+    assert rollouts.column("num_trained").to_pylist() == [10, 0]
+    assert rollouts.column("valid").to_pylist() == [True, False]
 
 
 def test_rollouts_count_what_the_trajectory_holds() -> None:
@@ -100,13 +100,13 @@ def test_rollouts_count_what_the_trajectory_holds() -> None:
     rows = tables(
         pa.concat_batches([scored(0), scored(1, sequences=two), scored(2, sequences=(), version=7)])
     )
-    found = rows["rollouts"].to_pylist()
-    assert [r["num_sequences"] for r in found] == [1, 2, 0]
-    assert [r["num_tokens"] for r in found] == [20, 40, 0]
-    assert [r["num_sampled"] for r in found] == [10, 20, 0]
-    assert [(r["min_version"], r["max_version"]) for r in found] == [(0, 1), (1, 4), (7, 7)]
-    assert [r["num_tool_calls"] for r in found] == [2, 2, 2]
-    assert [r["valid"] for r in found] == [True, True, False]
+    rollouts = rows["rollouts"].to_pylist()
+    assert [r["num_sequences"] for r in rollouts] == [1, 2, 0]
+    assert [r["num_tokens"] for r in rollouts] == [20, 40, 0]
+    assert [r["num_sampled"] for r in rollouts] == [10, 20, 0]
+    assert [(r["min_version"], r["max_version"]) for r in rollouts] == [(0, 1), (1, 4), (7, 7)]
+    assert [r["num_tool_calls"] for r in rollouts] == [2, 2, 2]
+    assert [r["valid"] for r in rollouts] == [True, True, False]
     assert rows["sequences"].column("sequence_id").to_pylist() == [0, 1024, 1025]
 
 
@@ -120,8 +120,8 @@ def test_a_trajectory_without_a_sampled_token_has_nothing_to_train() -> None:
     )
     rows = tables(pa.concat_batches([scored(0), scored(1, sequences=(context,))]))
     assert rows["sequences"].column("rollout_id").to_pylist() == [0]
-    found = rows["rollouts"].to_pylist()
-    assert [(r["num_sequences"], r["valid"]) for r in found] == [(1, True), (0, False)]
+    rollouts = rows["rollouts"].to_pylist()
+    assert [(r["num_sequences"], r["valid"]) for r in rollouts] == [(1, True), (0, False)]
 
 
 def test_grader_log_follows_the_messages() -> None:
@@ -154,7 +154,7 @@ def broken(**changes: object) -> Sequence:
     return Sequence(**{**{name: getattr(good, name) for name in Sequence.__slots__}, **changes})
 
 
-def test_invalid_rows_are_found_among_valid_ones() -> None:
+def test_invalid_rows_are_detected_among_valid_rows() -> None:
     nan = sequence(0).logprobs_C.copy()
     nan[3] = np.nan
     rows = [
@@ -166,13 +166,13 @@ def test_invalid_rows_are_found_among_valid_ones() -> None:
         scored(5, reward=float("nan")),
         scored(6, sequences=()),
     ]
-    found = problems(pa.concat_batches(rows))
-    assert [bool(text) for text in found] == [False, True, True, True, True, True, False]
-    assert "logprob" in found[1]
-    assert "segment 0 where 1" in found[2]
+    row_problems = problems(pa.concat_batches(rows))
+    assert [bool(text) for text in row_problems] == [False, True, True, True, True, True, False]
+    assert "logprob" in row_problems[1]
+    assert "segment 0 where 1" in row_problems[2]
 
 
-def test_a_null_that_arrow_lets_through_is_found() -> None:
+def test_a_null_that_arrow_lets_through_is_detected() -> None:
     batch = scored(0)
     i = batch.schema.get_field_index("turns")
     turns = batch.column("turns").to_pylist()
@@ -199,6 +199,6 @@ def test_terminal_and_event_rows() -> None:
     rows = terminal_rows([terminal(5)])
     assert rows.to_pylist()[0]["reward"] is None
     assert rows.to_pylist()[0]["failure_code"] == "worker_lost"
-    (found,) = event_rows([event(1, 2, "decided")]).to_pylist()
-    assert (found["event_seq"], found["group_id"], found["mean_reward"]) == (1, 2, 0.5)
-    assert found["event_at"] == datetime.fromisoformat("2026-01-02T03:04:05+00:00")
+    (row,) = event_rows([event(1, 2, "decided")]).to_pylist()
+    assert (row["event_seq"], row["group_id"], row["mean_reward"]) == (1, 2, 0.5)
+    assert row["event_at"] == datetime.fromisoformat("2026-01-02T03:04:05+00:00")

@@ -23,13 +23,13 @@ class _Lost:
     """A filter whose process is lost three times before it says a word."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.num_calls = 0
 
     def decide(self, groups: Sequence[GroupComplete], *_: object) -> list[GroupDecision]:
-        self.asked += 1
-        if self.asked <= 3:
+        self.num_calls += 1
+        if self.num_calls <= 3:
             raise FilterLostError("its process was killed")
-        return [GroupDecision(one.group_id, kept=False, reason="told") for one in groups]
+        return [GroupDecision(group.group_id, kept=False, reason="told") for group in groups]
 
     def close(self) -> None:
         """Nothing to close."""
@@ -58,7 +58,7 @@ def stored(*groups: int) -> pa.Table:
     return pa.Table.from_pylist([{**row, "group_id": g, "num_sequences": 1} for g in groups])
 
 
-async def test_a_group_waits_until_the_commits_of_its_members_are_known() -> None:
+async def test_a_group_waits_until_the_commits_of_its_members_are_reported() -> None:
     """A store that comes back may hear of the end before the answer to its own commit."""
     log, facts = _Log(), FactBook()
     control: Any = log
@@ -73,10 +73,10 @@ async def test_a_group_waits_until_the_commits_of_its_members_are_known() -> Non
     async with asyncio.timeout(30):
         await deciding
     decider.close()
-    assert [(one.group_id, one.kept) for one in log.proposed] == [(0, True)]
+    assert [(decision.group_id, decision.kept) for decision in log.proposed] == [(0, True)]
 
 
-async def test_a_filter_that_is_lost_is_asked_again_and_drops_nothing(
+async def test_a_lost_filter_is_called_again_and_drops_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chosen, log, facts = _Lost(), _Log(), FactBook()
@@ -91,11 +91,14 @@ async def test_a_filter_that_is_lost_is_asked_again_and_drops_nothing(
     async with asyncio.timeout(30):
         await decider.run()
     decider.close()
-    assert [(one.group_id, one.reason) for one in log.proposed] == [(0, "told"), (1, "told")]
-    assert chosen.asked == 4
+    assert [(decision.group_id, decision.reason) for decision in log.proposed] == [
+        (0, "told"),
+        (1, "told"),
+    ]
+    assert chosen.num_calls == 4
 
 
-async def test_a_run_whose_filter_does_not_compile_still_gets_decisions() -> None:
+async def test_a_run_with_a_filter_that_does_not_compile_still_gets_decisions() -> None:
     log, facts = _Log(), FactBook()
     control: Any = log
     decider = decide.Decider("r", "select 1 as nothing", facts, control, History(), nothing)
@@ -106,5 +109,5 @@ async def test_a_run_whose_filter_does_not_compile_still_gets_decisions() -> Non
     async with asyncio.timeout(60):
         await decider.run()
     decider.close()
-    assert [one.kept for one in log.proposed] == [False, False]
+    assert [decision.kept for decision in log.proposed] == [False, False]
     assert log.proposed[0].reason == "filter_error: filter gives nothing INTEGER"

@@ -68,13 +68,13 @@ async def test_groups_wait_for_a_trainer_and_trainers_for_groups() -> None:
     assert await made.take(request(1, wait_s=5)) == OrderReply((), end=True)
 
 
-async def test_a_long_hand_out_is_asked_for_in_pieces_and_served_whole() -> None:
+async def test_a_long_handout_is_requested_in_pieces_and_served_whole() -> None:
     log = Log()
     made = order(log)
     for group in range(2 * HANDED_AT_ONCE + 1):
         made.keep(group, 0)
-    given = await made.take(request(0, max_bytes=10**9))
-    assert given.groups == tuple(range(2 * HANDED_AT_ONCE + 1))
+    delivered = await made.take(request(0, max_bytes=10**9))
+    assert delivered.groups == tuple(range(2 * HANDED_AT_ONCE + 1))
     assert log.requests == 3
 
 
@@ -120,7 +120,7 @@ async def test_stale_groups_are_passed_over() -> None:
     assert await made.take(request(1)) == OrderReply((), end=True)
 
 
-async def test_a_trainer_that_goes_while_the_log_is_asked_changes_nothing() -> None:
+async def test_a_trainer_that_disconnects_during_a_handout_changes_nothing() -> None:
     log = Log()
     made = order(log)
     log.gate.clear()
@@ -137,7 +137,7 @@ async def test_a_trainer_that_goes_while_the_log_is_asked_changes_nothing() -> N
     assert log.requests == 1
 
 
-async def test_a_log_that_cannot_be_asked_is_an_error_and_the_group_stays() -> None:
+async def test_an_unreachable_log_is_an_error_and_the_group_stays() -> None:
     log = Log()
     made = order(log)
     made.keep(1, 0)
@@ -179,7 +179,7 @@ async def test_a_cursor_ahead_of_the_order_is_refused() -> None:
         )
     ),
 )
-def test_every_kept_group_comes_once_in_one_order(steps: list[tuple[str, int]]) -> None:
+def test_every_kept_group_is_delivered_once_and_in_order(steps: list[tuple[str, int]]) -> None:
     """Two consumers, hand-outs of every size and restarts of the store: both see the same dense
     order.
     """
@@ -202,10 +202,10 @@ def test_every_kept_group_comes_once_in_one_order(steps: list[tuple[str, int]]) 
                         made.keep(group, version)
             else:
                 for groups in seen.values():
-                    given = await made.take(
+                    delivered = await made.take(
                         request(len(groups), max_groups=number, max_bytes=10**9)
                     )
-                    groups.extend(given.groups)
+                    groups.extend(delivered.groups)
         assert seen["primary"] == seen["other"] == sorted(log.seqs, key=log.seqs.__getitem__)
         assert sorted(seen["primary"]) == [group for group, _ in kept]
         assert sorted(log.seqs.values()) == list(range(len(kept)))
@@ -216,9 +216,9 @@ def test_every_kept_group_comes_once_in_one_order(steps: list[tuple[str, int]]) 
 def test_what_the_log_tells_of_hand_outs_has_its_place_once() -> None:
     made = order(Log())
     made.restore(np.array([4, 2], np.int64))
-    told = [event(seq, group, "delivered", delivery_seq=seq) for seq, group in ((1, 2), (2, 7))]
+    events = [event(seq, group, "delivered", delivery_seq=seq) for seq, group in ((1, 2), (2, 7))]
     for _ in range(2):
-        made.apply_events(told)
+        made.apply_events(events)
         made.restore_cursors({"primary": 1})
     made.keep(7, 0)
     assert (made.delivered, made.num_kept, made.committed("primary")) == (3, 0, 1)

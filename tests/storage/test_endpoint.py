@@ -23,11 +23,11 @@ class Search:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.asked: list[str] = []
+        self.searches: list[str] = []
         self.may_end = asyncio.Event()
 
     async def __call__(self, run_id: str) -> ServedRun | None:
-        self.asked.append(run_id)
+        self.searches.append(run_id)
         await self.may_end.wait()
         if run_id == "gone":
             return None
@@ -51,11 +51,11 @@ async def test_a_search_outlives_the_client_that_caused_it(tmp_path: Path) -> No
     search.may_end.set()
     assert [await second, await third] == ["old", "old"]
     assert await ask(endpoint, "old") == "old"
-    assert search.asked == ["old"]
+    assert search.searches == ["old"]
     endpoint.close()
 
 
-async def test_runs_that_were_found_are_bounded(tmp_path: Path) -> None:
+async def test_the_number_of_runs_from_searches_is_bounded(tmp_path: Path) -> None:
     endpoint, search = Endpoint(tmp_path / "hot", 1 << 20), Search(tmp_path)
     endpoint.find = search
     search.may_end.set()
@@ -63,24 +63,24 @@ async def test_runs_that_were_found_are_bounded(tmp_path: Path) -> None:
     for name in names:
         await ask(endpoint, name)
     await ask(endpoint, names[-1])
-    assert search.asked == names
+    assert search.searches == names
     await ask(endpoint, names[0])
-    assert search.asked == [*names, names[0]]
+    assert search.searches == [*names, names[0]]
     endpoint.close()
 
 
-async def test_a_run_that_is_not_there_is_said_and_asked_for_again(tmp_path: Path) -> None:
+async def test_a_missing_run_is_reported_and_searched_for_again(tmp_path: Path) -> None:
     endpoint, search = Endpoint(tmp_path / "hot", 1 << 20), Search(tmp_path)
     endpoint.find = search
     search.may_end.set()
     for _ in range(2):
         with pytest.raises(NotFoundError, match="gone"):
             await ask(endpoint, "gone")
-    assert search.asked == ["gone", "gone"]
+    assert search.searches == ["gone", "gone"]
     endpoint.close()
 
 
-class Asked(LiveOrder):
+class CountedOrder(LiveOrder):
     """An order of which is noted how much is asked for at once."""
 
     max_bytes = 0
@@ -90,29 +90,29 @@ class Asked(LiveOrder):
         return OrderReply((), end=True)
 
 
-def order(run_id: str) -> Asked:
+def order(run_id: str) -> CountedOrder:
     """An order that is never handed out."""
     nobody: Any = None
-    return Asked(run_id, size=lambda group: 1, handout=nobody, save_cursor=nobody)
+    return CountedOrder(run_id, size=lambda group: 1, handout=nobody, save_cursor=nobody)
 
 
 async def test_no_ticket_reads_a_whole_run_at_once(tmp_path: Path) -> None:
     endpoint, index = Endpoint(tmp_path / "hot", 1 << 20), GroupIndex(new_run(tmp_path))
-    asked = order("demo")
-    endpoint.add(asked, index)
+    counted_order = order("demo")
+    endpoint.add(counted_order, index)
     await endpoint.get(orjson.dumps({"run": "demo", "max_bytes": 2**60}))
-    assert asked.max_bytes == MAX_BYTES
+    assert counted_order.max_bytes == MAX_BYTES
     endpoint.close()
 
 
 async def test_a_run_that_reads_slowly_delays_no_other(tmp_path: Path) -> None:
-    endpoint, held = Endpoint(tmp_path / "hot", 1 << 20), threading.Event()
+    endpoint, release = Endpoint(tmp_path / "hot", 1 << 20), threading.Event()
     for name in ("slow", "quick"):
         endpoint.add(order(name), GroupIndex(new_run(tmp_path, name)))
-    slow = asyncio.ensure_future(endpoint.on_thread("slow", held.wait))
+    slow = asyncio.ensure_future(endpoint.on_thread("slow", release.wait))
     async with asyncio.timeout(30):
         assert (await endpoint.get(orjson.dumps({"run": "quick"}))).num_rows == 0
     assert not slow.done()
-    held.set()
+    release.set()
     await slow
     endpoint.close()

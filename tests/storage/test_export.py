@@ -79,9 +79,9 @@ def test_each_format_has_the_rows_in_order_of_delivery(run: RunDir) -> None:
 
 def test_a_trajectory_of_atif(run: RunDir) -> None:
     stored = StoredRun(run.root)
-    found = list(atif(stored))
-    assert len(found) == 24
-    first = found[0]
+    trajectories = list(atif(stored))
+    assert len(trajectories) == 24
+    first = trajectories[0]
     assert [step["step_id"] for step in first["steps"]] == [1, 2, 3]
     assert [step["source"] for step in first["steps"]] == ["user", "agent", "agent"]
     for step in first["steps"][1:]:  # two sequences, of which one has a message
@@ -100,11 +100,11 @@ def test_a_trajectory_of_atif(run: RunDir) -> None:
 
 
 @pytest.mark.parametrize("form", ["trl", "chat"])
-def test_it_says_how_many_were_left_out_and_all_leaves_none_out(
+def test_the_number_of_skipped_rollouts_is_reported_and_all_skips_none(
     run: RunDir, tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = "select count(distinct rollout_id) as n from sequences"
-    total = StoredRun(run.where).sql(asked)["n"][0].as_py()
+    sql = "select count(distinct rollout_id) as n from sequences"
+    total = StoredRun(run.where).sql(sql)["n"][0].as_py()
     argv = ["export", run.root, "--as", form, "--json"]
     assert dispatch([*argv, str(tmp_path / "kept")]) == 0
     kept = json.loads(capsys.readouterr().out)

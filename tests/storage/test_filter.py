@@ -62,11 +62,11 @@ def group(group_id: int, *rewards: float | None) -> GroupComplete:
 def decisions(name: str, groups: list[GroupComplete], *more: Any) -> list[GroupDecision]:
     chosen = GroupFilter(name)
     try:
-        found = chosen.decide(groups, *more)
+        group_decisions = chosen.decide(groups, *more)
     finally:
         chosen.close()
-    assert [d.group_id for d in found] == [g.group_id for g in groups]
-    return found
+    assert [d.group_id for d in group_decisions] == [g.group_id for g in groups]
+    return group_decisions
 
 
 def decide(name: str, *groups: GroupComplete) -> list[tuple[bool, str]]:
@@ -136,7 +136,7 @@ def test_users_sql_decides_and_what_it_leaves_out_is_dropped() -> None:
         ("", "exactly one SELECT"),
     ],
 )
-def test_sql_that_does_not_bind_is_refused_in_one_line(sql: str, text: str) -> None:
+def test_sql_that_does_not_bind_is_refused_in_a_single_line(sql: str, text: str) -> None:
     with pytest.raises(ConfigError) as refused:
         check_filter(sql)
     assert text in str(refused.value)
@@ -215,15 +215,15 @@ def test_a_comment_and_a_semicolon_end_nothing() -> None:
     assert decide(sql, group(0, 0, 1)) == [(True, "ü;")]
 
 
-def test_sql_that_fails_on_one_group_decides_the_others() -> None:
+def test_sql_that_fails_on_a_group_decides_the_others() -> None:
     sql = (
         "select group_id, if(task_id = 't1', error('bad group'), true) as kept, 'ok' as reason from"
         " rollouts group by group_id, task_id"
     )
-    found = decide(sql, group(0, 0, 1), group(1, 0, 1), group(2, 0, 1))
-    assert [kept for kept, _ in found] == [True, False, True]
-    assert found[1][1].startswith("filter_error: ")
-    assert "bad group" in found[1][1]
+    verdicts = decide(sql, group(0, 0, 1), group(1, 0, 1), group(2, 0, 1))
+    assert [kept for kept, _ in verdicts] == [True, False, True]
+    assert verdicts[1][1].startswith("filter_error: ")
+    assert "bad group" in verdicts[1][1]
 
 
 HUNGRY = """
@@ -236,9 +236,9 @@ def test_users_sql_has_its_own_memory_and_ends_nobody_else() -> None:
     """It fails in its process, as an error or by that process's end; the next question is heard."""
     chosen = GroupFilter(f"with r as ({HUNGRY}) select * from r", timeout_s=30.0)
     before = resident_bytes()
-    (found,) = chosen.decide([group(0, 0, 1)])
-    assert not found.kept
-    assert found.reason.startswith("filter_error: filter")
+    (decision,) = chosen.decide([group(0, 0, 1)])
+    assert not decision.kept
+    assert decision.reason.startswith("filter_error: filter")
     assert resident_bytes() - before < 64 << 20
     (again,) = chosen.decide([group(1, 0, 1)])
     assert again.reason.startswith("filter_error: filter")
@@ -252,7 +252,7 @@ def _pid(chosen: FilterProcess) -> int:
     return chosen.helpers._free[-1][0].pid
 
 
-def test_one_value_that_cannot_be_interrupted_is_late_and_killed() -> None:
+def test_a_value_that_cannot_be_interrupted_times_out_and_is_killed() -> None:
     huge = "select group_id, true as kept, left(repeat('x', {}), 1) as reason from rollouts"
     chosen = FilterProcess(huge.format("2000000000 * (1 + 0 * group_id)"), timeout_s=0.5)
     rows = pa.Table.from_pylist([{"group_id": 7}], MEMBERS)
@@ -281,8 +281,8 @@ def test_a_process_that_is_killed_while_it_starts_decides_nothing(
     """Killed as often as it is asked: lost, not refused; once more, it answers."""
     popen, victims = subprocess.Popen, [True, True, False]
 
-    def doomed(*given: Any, **more: Any) -> subprocess.Popen[bytes]:
-        child = popen(*given, **more)
+    def doomed(*args: Any, **more: Any) -> subprocess.Popen[bytes]:
+        child = popen(*args, **more)
         if victims.pop(0):
             child.kill()
         return child
@@ -299,7 +299,7 @@ def test_a_process_that_is_killed_while_it_starts_decides_nothing(
     chosen.close()
 
 
-def test_an_answer_that_is_too_large_is_refused_and_the_next_one_is_its_own() -> None:
+def test_an_answer_that_is_too_large_is_refused_and_the_next_answer_is_its_own() -> None:
     sql = "select group_id, true as kept, repeat('x', if(count(*) > 1, 40000000, 1)) as reason"
     chosen = FilterProcess(f"{sql} from rollouts group by 1", timeout_s=20.0)
     names = "group_id, kept, reason"
@@ -310,9 +310,9 @@ def test_an_answer_that_is_too_large_is_refused_and_the_next_one_is_its_own() ->
     chosen.close()
 
 
-def rows_of(found: GroupComplete, **columns: list[Any]) -> pa.Table:
+def rows_of(complete_group: GroupComplete, **columns: list[Any]) -> pa.Table:
     """Stored rows of a group's members; columns that are not given are null."""
-    ids = [member.rollout_id for member in found.members]
+    ids = [member.rollout_id for member in complete_group.members]
     names = ["rollout_id", *SEEN]
     schema = pa.schema([ROLLOUTS.field(name).with_nullable(True) for name in names])
     values = {"rollout_id": ids, **columns}
@@ -324,15 +324,15 @@ def test_sql_sees_what_is_stored_of_each_member() -> None:
     sql = """select group_id, sum(num_turns) > 5 as kept,
         string_agg(stop_reason || ' ' || (extra->>'$.kind'), ', ' order by sample_index) as reason
         from rollouts group by group_id"""
-    one = group(1, 1.0, 0.0)
+    complete_group = group(1, 1.0, 0.0)
     stored = rows_of(
-        one,
+        complete_group,
         num_turns=[4, 2],
         stop_reason=["done", "max_tokens"],
         extra=['{"kind": "a"}', '{"kind": "b"}'],
     )
-    found = decisions(sql, [one], stored.take([1, 0]))
-    assert found == [GroupDecision(1, True, "done a, max_tokens b")]
+    group_decisions = decisions(sql, [complete_group], stored.take([1, 0]))
+    assert group_decisions == [GroupDecision(1, True, "done a, max_tokens b")]
 
 
 def test_sql_sees_what_became_of_the_task_before() -> None:
@@ -372,15 +372,15 @@ def streaks(*lengths: int) -> History:
 
 def test_a_task_that_taught_nothing_sits_out_the_longer_the_more_often() -> None:
     groups = [group(1, 1.0, 1.0), group(2, 1.0, 1.0), group(3, 1.0, 1.0), group(4, 1.0, 0.0)]
-    found = decisions("greso", groups, None, streaks(0, 3, 20, 3))
-    assert [one.kept for one in found] == [False, False, False, True]
-    assert [one.rest for one in found] == [0, 3, 8, 0]
+    group_decisions = decisions("greso", groups, None, streaks(0, 3, 20, 3))
+    assert [decision.kept for decision in group_decisions] == [False, False, False, True]
+    assert [decision.rest for decision in group_decisions] == [0, 3, 8, 0]
 
 
 def test_users_sql_may_curate() -> None:
     sql = "select group_id, true as kept, 'x' as reason, {} as rest, 16 as siblings"
-    found = decisions(f"{sql.format(2)} from rollouts group by 1", [group(1, 1.0, 0.0)])
-    assert found == [GroupDecision(1, True, "x", rest=2, siblings=16)]
+    group_decisions = decisions(f"{sql.format(2)} from rollouts group by 1", [group(1, 1.0, 0.0)])
+    assert group_decisions == [GroupDecision(1, True, "x", rest=2, siblings=16)]
     (refused,) = decisions(f"{sql.format(-2)} from rollouts group by 1", [group(1, 1.0, 0.0)])
     assert refused.reason == "filter_error: filter gave rest -2, siblings 16"
     with pytest.raises(ConfigError, match="filter gives rest VARCHAR; expected rest INTEGER"):
@@ -398,9 +398,11 @@ def test_users_sql_may_curate() -> None:
 def test_a_difference_that_only_cut_off_answers_make_is_overlong(
     rewards: list[float], stops: list[str], decision: tuple[bool, str]
 ) -> None:
-    one = group(1, *rewards)
-    (found,) = decisions("overlong", [one], rows_of(one, stop_reason=stops))
-    assert found[1:3] == decision
+    complete_group = group(1, *rewards)
+    (group_decision,) = decisions(
+        "overlong", [complete_group], rows_of(complete_group, stop_reason=stops)
+    )
+    assert group_decision[1:3] == decision
 
 
 @pytest.mark.parametrize(

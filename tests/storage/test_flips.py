@@ -43,9 +43,9 @@ def make_store(root: Path, width: int, rollouts: int) -> RunDir:
         add_rows(run, [scored(i, width=width) for i in range(first, first + 4)])
     compact(run, pack_bytes=48_000)
     add_rows(run, [scored(i, width=width) for i in range(1000, 1008)])
-    said = {"run_id": "demo", "schema_version": SCHEMA_VERSION, "config": {"temperature": 1.0}}
-    said["digest"] = manifest_digest(said)
-    Path(run.path(MANIFEST)).write_bytes(orjson.dumps(said, option=orjson.OPT_INDENT_2) + b"\n")
+    manifest = {"run_id": "demo", "schema_version": SCHEMA_VERSION, "config": {"temperature": 1.0}}
+    manifest["digest"] = manifest_digest(manifest)
+    Path(run.path(MANIFEST)).write_bytes(orjson.dumps(manifest, option=orjson.OPT_INDENT_2) + b"\n")
     write_durably(run.fs, run.path(PARTIAL, "3-1.parquet"), encode_partial(scored(3), "demo"))
     rows = [{"score": "s", "run_id": "demo", "rollout_id": 1, "attempt": 1, "reward": 0.5}]
     add_scores(run, "s", pa.Table.from_pylist(rows, schema=SCORES))
@@ -57,11 +57,11 @@ def make_store(root: Path, width: int, rollouts: int) -> RunDir:
 @contextmanager
 def bytes_of(path: Path) -> Iterator[mmap.mmap]:
     """A file's bytes as every reader sees them, to be changed in place."""
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as found:
-        yield found
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        yield mapped
 
 
-def found_in_commits(run: RunDir) -> bool:
+def detected_in_commits(run: RunDir) -> bool:
     """As `verify` asks: an error that names the file, or a finding."""
     try:
         stored = StoredRun(run.root)
@@ -77,20 +77,26 @@ Check = Callable[[], bool]
 def checks(run: RunDir) -> dict[str, tuple[Check, Callable[[], Any]]]:
     """For each file, whether verify finds something, and what a reader gets from it."""
     stored = StoredRun(run.root)
-    found: dict[str, tuple[Check, Callable[[], Any]]] = {}
+    checks_by_name: dict[str, tuple[Check, Callable[[], Any]]] = {}
     for commit in stored.commits:
         for file in commit.files:
-            found[file.path] = (partial(_changed, run, file), partial(read_part, run, file))
+            checks_by_name[file.path] = (
+                partial(_changed, run, file),
+                partial(read_part, run, file),
+            )
     appended = {name: AppendedTable(run, name) for name in APPENDED}
     for path in Path(run.root).rglob("*.*"):
         name = str(path.relative_to(run.root))
         if name.endswith(".json"):
-            found[name] = (lambda: found_in_commits(run), lambda: StoredRun(run.root).commits)
+            checks_by_name[name] = (
+                lambda: detected_in_commits(run),
+                lambda: StoredRun(run.root).commits,
+            )
         elif (table := appended.get(name.partition("/")[0])) is not None:
-            found[name] = (partial(_has_problems, table), table.read)
-        elif name not in found and name.endswith(".parquet"):
-            found[name] = (partial(_seen, run, name), partial(_plain, path))
-    return found
+            checks_by_name[name] = (partial(_has_problems, table), table.read)
+        elif name not in checks_by_name and name.endswith(".parquet"):
+            checks_by_name[name] = (partial(_seen, run, name), partial(_plain, path))
+    return checks_by_name
 
 
 def _has_problems(table: AppendedTable) -> bool:
@@ -159,7 +165,7 @@ def _current(run: RunDir, name: str) -> bool:
     ],
     ids=["some", "every-byte"],
 )
-def test_every_flipped_byte_is_found_or_harmless(
+def test_every_flipped_byte_is_detected_or_harmless(
     tmp_path: Path, width: int, rollouts: int, stride: int, read_stride: int
 ) -> None:
     run = make_store(tmp_path, width, rollouts)

@@ -72,7 +72,7 @@ def test_its_run_is_whole_before_and_after_a_compaction(root: Path, younger: boo
     assert [commit.first_seq for commit in run.commits()] == [1]
 
 
-def test_its_log_is_gone_on_with(root: Path) -> None:
+def test_its_log_is_continued(root: Path) -> None:
     log, state = ControlLog(root / "control.db"), State()
     load(log, state, 0.0)
     run = state.runs["r"]

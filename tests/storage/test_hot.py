@@ -54,8 +54,8 @@ def test_it_is_a_stream_that_any_arrow_reads(tmp_path: Path) -> None:
     place = [hot.write(("r", i), sequences(i)) for i in range(3)][-1]
     with pa.memory_map(place.path) as source:
         reader = pa.ipc.open_stream(source)
-        found = list(reader)
-    assert [batch.column("group_id").to_pylist() for batch in found] == [[0, 0], [1, 1], [2, 2]]
+        batches = list(reader)
+    assert [batch.column("group_id").to_pylist() for batch in batches] == [[0, 0], [1, 1], [2, 2]]
     hot.close()
 
 
@@ -87,7 +87,7 @@ def test_a_mapping_outlives_its_file(tmp_path: Path) -> None:
 
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=40))
-def test_it_stays_within_its_budget_but_for_one_group(
+def test_it_stays_within_its_budget_except_for_a_single_group(
     tmp_path_factory: object, widths: list[int]
 ) -> None:
     directory = tmp_path_factory.mktemp("hot")  # type: ignore[attr-defined]
@@ -103,7 +103,7 @@ def test_it_stays_within_its_budget_but_for_one_group(
     hot.close()
 
 
-def test_what_an_earlier_life_left_is_removed(tmp_path: Path) -> None:
+def test_files_of_an_earlier_store_are_removed(tmp_path: Path) -> None:
     (tmp_path / "hot").mkdir()
     (tmp_path / "hot" / "000000.arrows").write_bytes(b"old")
     hot = HotCopy(tmp_path / "hot", 1 << 20)

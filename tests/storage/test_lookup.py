@@ -13,13 +13,13 @@ from tests.storage.compacting import run_of_many_parts
 
 
 @pytest.mark.parametrize("compacted", [False, True])
-def test_its_rows_are_found_and_no_others(tmp_path: Path, compacted: bool) -> None:
+def test_its_rows_are_returned_and_no_others(tmp_path: Path, compacted: bool) -> None:
     run = run_of_many_parts(tmp_path)
     if compacted:
         compact(run)
     stored = StoredRun(run.root)
-    found = {name: rows.num_rows for name, rows in stored.rollout(7).items()}
-    assert found == {"rollouts": 1, "sequences": 1, "turns": 2, "messages": 3}
+    num_rows = {name: rows.num_rows for name, rows in stored.rollout(7).items()}
+    assert num_rows == {"rollouts": 1, "sequences": 1, "turns": 2, "messages": 3}
     assert set(stored.rollout(7)["turns"].column("rollout_id").to_pylist()) == {7}
     assert stored.rollout(24)["turns"].num_rows == 0, "it has no trajectory"
     with pytest.raises(NotFoundError, match="no rollout 25"):

@@ -131,7 +131,7 @@ class LastWriterWins(MemoryFileSystem):  # type: ignore[misc]
         super().pipe_file(path, value)
 
 
-def test_one_prefix_is_one_services(bucket: str, tmp_path: Path) -> None:
+def test_a_prefix_belongs_to_a_single_service(bucket: str, tmp_path: Path) -> None:
     config = ServiceConfig.model_validate({"root": tmp_path, "store": {"url": f"{bucket}/runs"}})
     for _ in range(2):
         claim_store(config, "first root")
@@ -148,7 +148,7 @@ def test_a_store_without_conditional_puts_is_refused(bucket: str) -> None:
 
 
 @pytest.mark.slow
-def test_sql_over_parts_that_are_gone_is_an_error_and_no_wait(
+def test_sql_over_missing_parts_is_an_error_without_a_wait(
     bucket: str, faults: FaultyS3, tmp_path: Path
 ) -> None:
     """Many scans begin while reads of others fail: Arrow must never wait for Python's lock then."""
@@ -159,8 +159,8 @@ def test_sql_over_parts_that_are_gone_is_an_error_and_no_wait(
     for file in stored.files("rollouts"):
         run.fs.rm_file(run.path(file.path))
     with ThreadPoolExecutor(4) as threads:
-        asked = [threads.submit(stored.sql, "select sum(reward) from rollouts") for _ in range(8)]
-        for answer in asked:
+        queries = [threads.submit(stored.sql, "select sum(reward) from rollouts") for _ in range(8)]
+        for answer in queries:
             with pytest.raises(StorageError, match="is damaged: rollouts/part-"):
                 answer.result(timeout=60)
 
@@ -209,18 +209,18 @@ def test_a_run_lives_in_s3_as_it_does_on_a_disk(
     assert dispatch(["run", *flags, *sandbox, "--root", bucket]) == 2, "the name is taken"
     assert {path.name for path in Path("prorl-runs").iterdir()} == {bucket.replace("://", "-")}
 
-    def said(*argv: str) -> str:
+    def output_of(*argv: str) -> str:
         capsys.readouterr()
         assert dispatch([*argv, "--root", bucket]) == 0
         return capsys.readouterr().out
 
     count = "select count(*) as n, count(distinct group_id) as g from rollouts"
-    assert json.loads(said("sql", "r", count, "--json")) == [{"n": 6, "g": 3}]
-    assert "are right" in said("verify", "r")
-    assert [row["rollouts"] for row in json.loads(said("show", "--json"))] == [6]
-    said("gc", "--grace-s", "0")
-    assert json.loads(said("sql", "r", count, "--json")) == [{"n": 6, "g": 3}]
-    assert "are right" in said("verify", "r")
+    assert json.loads(output_of("sql", "r", count, "--json")) == [{"n": 6, "g": 3}]
+    assert "are right" in output_of("verify", "r")
+    assert [row["rollouts"] for row in json.loads(output_of("show", "--json"))] == [6]
+    output_of("gc", "--grace-s", "0")
+    assert json.loads(output_of("sql", "r", count, "--json")) == [{"n": 6, "g": 3}]
+    assert "are right" in output_of("verify", "r")
 
 
 QUESTIONS: dict[str, tuple[Callable[[RunDir], object], object]] = {
@@ -233,16 +233,16 @@ QUESTIONS: dict[str, tuple[Callable[[RunDir], object], object]] = {
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_a_busy_store_is_asked_until_it_answers(
+def test_a_busy_store_is_retried_until_it_answers(
     bucket: str, faults: FaultyS3, question: str
 ) -> None:
     run = RunDir(f"{bucket}/demo")
     run.fs.pipe_file(run.path("turns", "part"), b"rows")
     run.fs.invalidate_cache()
-    asked, answer = QUESTIONS[question]
+    read, answer = QUESTIONS[question]
     faults.storm, faults.refusals = 1.0, [BUSY]
     threading.Timer(0.4, setattr, (faults, "storm", 0.0)).start()
-    assert asked(run) == answer
+    assert read(run) == answer
     assert sum(faults.struck.values()) > 0
     assert not run.has("turns", "nothing")
     with pytest.raises(FileNotFoundError):

@@ -25,15 +25,15 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_many_runs_are_one_table_with_their_names(root: Path) -> None:
+def test_many_runs_are_a_single_table_with_their_names(root: Path) -> None:
     runs = prorl.open(root / "*")
-    asked = "select run_id, count(*) as n, sum(num_tokens) as t from rollouts group by 1 order by 1"
-    one, other = runs.table(asked).to_pylist()
-    assert (one["run_id"], other["run_id"], one["n"], other["t"]) == ("a", "b", 25, one["t"])
+    sql = "select run_id, count(*) as n, sum(num_tokens) as t from rollouts group by 1 order by 1"
+    first, other = runs.table(sql).to_pylist()
+    assert (first["run_id"], other["run_id"], first["n"], other["t"]) == ("a", "b", 25, first["t"])
     lengths = runs.table(
         "select run_id, sum(len(token_ids)) as t from sequences group by 1 order by 1"
     )
-    assert [row["t"] for row in lengths.to_pylist()] == [one["t"], other["t"]]
+    assert [row["t"] for row in lengths.to_pylist()] == [first["t"], other["t"]]
     assert runs.table("from deliveries").num_rows == 8
     assert runs.table("from scores").num_rows == 0
     assert runs.sql("select 1").fetchall() == [(1,)]
@@ -54,7 +54,7 @@ HUGE = "select max(strlen(repeat('x', 2000000000 - n))) as m from (select 1 as n
 """DuckDB looks up between rows only: one value takes seconds, whatever interrupts it."""
 
 
-def test_a_time_limit_is_kept_inside_one_huge_value(root: Path) -> None:
+def test_a_time_limit_is_obeyed_inside_a_single_huge_value(root: Path) -> None:
     runs, rows = prorl.open(root), "select count(*) as n from rollouts"
     assert runs.table(rows, timeout_s=30.0).to_pylist() == runs.table(rows).to_pylist()
     began = time.monotonic()
@@ -67,15 +67,15 @@ def test_a_time_limit_is_kept_inside_one_huge_value(root: Path) -> None:
 
 async def test_a_time_limit_in_a_notebook(root: Path) -> None:
     """Whose loop runs already."""
-    found = prorl.open(root / "a").table("select count(*) as n from rollouts", timeout_s=30.0)
-    assert found.to_pylist() == [{"n": 25}]
+    table = prorl.open(root / "a").table("select count(*) as n from rollouts", timeout_s=30.0)
+    assert table.to_pylist() == [{"n": 25}]
 
 
 def test_every_analysis_gives_x_and_y(root: Path) -> None:
-    for name, asked in ANALYSES.items():
-        columns = prorl.open(root / "a").table(asked.sql).column_names
+    for name, analysis in ANALYSES.items():
+        columns = prorl.open(root / "a").table(analysis.sql).column_names
         assert columns[0] == "x", name
-        assert asked.picture == "stack" or columns[1] == "y", name
+        assert analysis.picture == "stack" or columns[1] == "y", name
     funnel = prorl.open(root / "a").table(ANALYSES["funnel"].sql).to_pylist()
     assert {row["x"]: row["y"] for row in funnel} == {
         "accepted": 0,
@@ -88,7 +88,7 @@ def test_every_analysis_gives_x_and_y(root: Path) -> None:
     assert (k1["x"], k1["y"], k1["groups"]) == (1, 1.0, 6)
 
 
-def test_a_report_is_one_file_that_asks_nobody(
+def test_a_report_is_a_single_file_that_loads_nothing(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "r.html"
@@ -104,10 +104,10 @@ def test_a_report_is_one_file_that_asks_nobody(
 
 def test_a_report_of_two_equal_runs_says_so(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert dispatch(["report", "a", "b", "--json", "--root", str(root)]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["figures"]["rollouts"] == [25, 25]
-    assert (found["shared_tasks"], found["changed_tasks"]) == (6, [])
-    assert all(one == other for one, other in found["provenance"].values())
+    report = json.loads(capsys.readouterr().out)
+    assert report["figures"]["rollouts"] == [25, 25]
+    assert (report["shared_tasks"], report["changed_tasks"]) == (6, [])
+    assert all(value == other for value, other in report["provenance"].values())
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"sha256": 5}', '{"sha256": {"/a/env.py": null}}'])
@@ -139,9 +139,9 @@ def test_a_report_of_two_runs_says_what_made_them_differ(
     assert made["file env.py"] == ["1" * 12, "2" * 12]
     assert made["policy"] == ["http://h:1 m /models/x", "http://h:1 m /models/y"]
     assert dispatch(["report", "a", "b", "--root", str(root)]) == 0
-    said = capsys.readouterr().out
-    assert "1" * 12 in said
-    assert "envs" not in said, "only what differs"
+    output = capsys.readouterr().out
+    assert "1" * 12 in output
+    assert "envs" not in output, "only what differs"
 
 
 def test_sql_over_several_runs_and_what_is_made_of_their_tables(
@@ -149,8 +149,8 @@ def test_sql_over_several_runs_and_what_is_made_of_their_tables(
 ) -> None:
     def sql(*argv: str) -> list[dict[str, Json]]:
         assert dispatch(["sql", *argv, "--root", str(root), "--json"]) == 0
-        found: list[dict[str, Json]] = json.loads(capsys.readouterr().out)
-        return found
+        rows: list[dict[str, Json]] = json.loads(capsys.readouterr().out)
+        return rows
 
     counted = "select run_id, count(*) as n from rollouts group by 1 order by 1"
     assert sql("a", "b", counted) == [{"run_id": "a", "n": 25}, {"run_id": "b", "n": 25}]

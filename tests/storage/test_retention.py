@@ -70,8 +70,8 @@ async def test_a_service_deletes_an_ended_run_and_its_name_is_free(
         for path in ("r", "r/rollouts/0"):
             assert (await w.http("GET", f"/v1/runs/{path}"))[0] == 404
         tables = ("runs", "groups", "rollouts", "parts", "outbox", "cursors", "versions")
-        left = {name: w.core.log.read(f"SELECT count(*) FROM {name}")[0][0] for name in tables}
-        assert left == dict.fromkeys(tables, 0)
+        num_rows = {name: w.core.log.read(f"SELECT count(*) FROM {name}")[0][0] for name in tables}
+        assert num_rows == dict.fromkeys(tables, 0)
         await w.run(seed=7)
         assert (await w.view())["config"]["seed"] == 7
 
@@ -91,15 +91,15 @@ def test_the_name_of_a_killed_drop_is_dropped_again(tmp_path: Path) -> None:
     root = tmp_path / "a ?#%41"
     root.mkdir()
     run = run_of_many_parts(root)
-    gone = Path(run.root).with_name(f"{TRASH}{Path(run.root).name}")
-    (gone / "rollouts").mkdir(parents=True)
+    trash = Path(run.root).with_name(f"{TRASH}{Path(run.root).name}")
+    (trash / "rollouts").mkdir(parents=True)
     sqlite3.connect(Path(run.root).with_name("control.db")).executescript(
         "create table runs (run_id, state, config);"
         "create table groups (run_id, state, delivery_seq);"
         "create table cursors (run_id, consumer, seq)"
     )
     drop_run(Path(run.root))
-    assert not gone.exists()
+    assert not trash.exists()
     assert list_runs(root) == []
 
 
@@ -131,7 +131,7 @@ def test_age_is_that_of_the_last_commit(tmp_path: Path) -> None:
     assert list_runs(tmp_path) == ["b"]
 
 
-def test_what_was_left_is_known_and_plain_sql_counts_right_meanwhile(tmp_path: Path) -> None:
+def test_unswept_files_are_reported_and_plain_sql_counts_right_meanwhile(tmp_path: Path) -> None:
     """The statement of docs/run-directory.md, with DuckDB alone."""
     docs = Path(__file__).parents[2] / "docs" / "run-directory.md"
     text = docs.read_text().partition("```sql\n")[2].partition("```")[0]
@@ -151,7 +151,7 @@ def test_what_was_left_is_known_and_plain_sql_counts_right_meanwhile(tmp_path: P
     assert (count(), leftovers(tmp_path)) == (29, [])
 
 
-async def test_a_store_that_starts_clears_what_earlier_ones_left(tmp_path: Path) -> None:
+async def test_a_starting_store_removes_the_files_of_earlier_stores(tmp_path: Path) -> None:
     run = run_of_many_parts(tmp_path / "root")
     rows = content(run)
     compact(run)
@@ -163,7 +163,7 @@ async def test_a_store_that_starts_clears_what_earlier_ones_left(tmp_path: Path)
     assert content(run) == rows
 
 
-async def test_a_store_that_starts_clears_what_a_dead_compaction_left(tmp_path: Path) -> None:
+async def test_a_starting_store_removes_the_files_of_a_dead_compaction(tmp_path: Path) -> None:
     """Of a run that has ended, of which no log tells it."""
     run = run_of_many_parts(tmp_path / "root")
     compact(run)

@@ -116,7 +116,7 @@ def fresh(sandbox_kind: str) -> list[str]:
     )
     words = ["--tasks", "tasks.jsonl", "-n", str(N), "--name", "r", "--filter", "dapo"]
     words += ["--policy", "scripted:flaky?delay_s=0.3", "--seed", "5"]
-    return words + [word for one in settings for word in ("--set", one)]
+    return words + [word for setting in settings for word in ("--set", setting)]
 
 
 def served(batch: pa.RecordBatch) -> list[str]:
@@ -129,9 +129,9 @@ def streamed(where: str) -> list[str]:
     argv = [sys.executable, "-m", "prorl.cli", "replay", where, "--json"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        said = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
+        endpoint = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
         try:
-            with prorl.connect(said["location"], said["token"]) as client:
+            with prorl.connect(endpoint["location"], endpoint["token"]) as client:
                 return [row for batch in client.stream("r") for row in served(batch.arrow)]
         finally:
             process.terminate()
@@ -156,7 +156,7 @@ def struck(
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str], bucket: str) -> Callable[..., str]:
+def run_command(capsys: pytest.CaptureFixture[str], bucket: str) -> Callable[..., str]:
     """Run a command on the bucket; what it printed."""
 
     def run(*argv: str) -> str:
@@ -175,7 +175,7 @@ def test_a_run_that_is_killed_in_a_storm_is_what_it_would_be_on_a_disk(
     tmp_path: Path,
     sandbox_kind: str,
     monkeypatch: pytest.MonkeyPatch,
-    said: Callable[..., str],
+    run_command: Callable[..., str],
 ) -> None:
     monkeypatch.delenv("AWS_MAX_ATTEMPTS")
     monkeypatch.chdir(tmp_path)
@@ -202,11 +202,11 @@ def test_a_run_that_is_killed_in_a_storm_is_what_it_would_be_on_a_disk(
     count = "select count(*) as n, count(distinct group_id) as g, sum(reward) as r from rollouts"
     local_says = rows(StoredRun(tmp_path / "local" / "r"), count)
     for words in (["gc", "--grace-s", "0"], ["gc"]):
-        said(*words)
-        assert json.loads(said("sql", "r", count, "--json")) == local_says
-        assert "are right" in said("verify", "r")
-    assert [row["rollouts"] for row in json.loads(said("show", "--json"))] == [GROUPS * N]
-    assert f"{GROUPS * N} rollouts in {GROUPS} groups" in said("show", "r")
+        run_command(*words)
+        assert json.loads(run_command("sql", "r", count, "--json")) == local_says
+        assert "are right" in run_command("verify", "r")
+    assert [row["rollouts"] for row in json.loads(run_command("show", "--json"))] == [GROUPS * N]
+    assert f"{GROUPS * N} rollouts in {GROUPS} groups" in run_command("show", "r")
     index = stored_index(StoredRun(where))
     assert streamed(where) == [row for group, _ in order for row in served(index.read(group))]
     assert (determined(where), replayed(RunDir(where))) == (expected, order)

@@ -102,7 +102,7 @@ async def test_a_run_is_filtered_streamed_committed_and_replayed(
             assert await asyncio.to_thread(stream, trainer) == live[2:]
 
 
-async def test_a_second_store_goes_on_where_the_first_one_was(service: World) -> None:
+async def test_a_second_store_continues_where_the_first_stopped(service: World) -> None:
     await submit(service)
     async with pipeline(service):
         async with store(service) as first:
@@ -177,8 +177,8 @@ async def test_of_a_finished_run_nothing_stays_in_the_store(service: World) -> N
         )
         gc.collect()
         assert run() is None, "its index, its facts, its order, its filter"
-        held = {os.readlink(f"/proc/self/fd/{fd}") for fd in open_files()}
-        assert not {path for path in held if path.startswith(str(directory(service)))}
+        open_paths = {os.readlink(f"/proc/self/fd/{fd}") for fd in open_files()}
+        assert not {path for path in open_paths if path.startswith(str(directory(service)))}
 
 
 def command(pid: int) -> str:
@@ -213,7 +213,7 @@ async def test_a_run_is_compacted_while_it_is_written_and_streamed(service: Worl
             assert await asyncio.to_thread(stream, trainer, "r@0") == live
 
 
-async def test_a_pack_whose_store_was_killed_goes_with_the_next_ones_start(service: World) -> None:
+async def test_a_pack_of_a_killed_store_is_removed_by_the_next_start(service: World) -> None:
     async with pipeline(service):
         async with store(service):
             await submit(service)
@@ -256,8 +256,10 @@ async def test_reads_without_a_plan(service: World) -> None:
         with FlightSource(made.location, TOKEN)._client as plain:
 
             def get(**ticket: object) -> pa.Table:
-                asked = Ticket(run="r", **ticket)  # type: ignore[arg-type]
-                return plain.do_get(fl.Ticket(asked.dumps()), call_options(TOKEN, 10)).read_all()
+                read_ticket = Ticket(run="r", **ticket)  # type: ignore[arg-type]
+                return plain.do_get(
+                    fl.Ticket(read_ticket.dumps()), call_options(TOKEN, 10)
+                ).read_all()
 
             two = await asyncio.to_thread(
                 lambda: get(max_groups=2, columns=("delivery_seq", "reward"))
@@ -298,7 +300,7 @@ async def test_what_a_trainer_may_not_ask_for(service: World) -> None:
         await asyncio.to_thread(ask)
 
 
-async def test_a_run_whose_directory_is_not_ours_fails_alone(service: World) -> None:
+async def test_a_run_with_a_foreign_directory_fails_alone(service: World) -> None:
     """It ended the store, again after each start, and so the service with all its runs."""
     await submit(service)
     foreign = directory(service) / "commits" / "0000000001.json"
@@ -418,7 +420,7 @@ async def test_what_cannot_be_scored_is_stored_and_is_missing_in_its_group(
     assert len((tmp_path / "all.jsonl").read_text().splitlines()) == 5
 
 
-async def test_a_store_that_comes_back_with_what_it_could_not_score_is_told_that_it_counts(
+async def test_reserving_an_attempt_that_could_not_be_scored_is_refused_as_committed(
     service: World,
 ) -> None:
     async with store(service), pipeline(service, lambda group, sample: None):
@@ -452,7 +454,7 @@ async def test_a_reward_that_fails_for_seven_of_eight_does_not(service: World) -
 async def test_a_store_that_can_hear_no_more_ends_loudly(service: World) -> None:
     """A handler's error once ended the control stream only: the process lived and the run hung."""
 
-    async def told_nonsense() -> None:
+    async def receive_nonsense() -> None:
         async with store(service) as made:
             (worker,) = service.core.state.of_role("store")
             service.core.journal.send(worker, ControlRow(kind=Kind.RUN, run_id="r", payload="{}"))
@@ -462,5 +464,5 @@ async def test_a_store_that_can_hear_no_more_ends_loudly(service: World) -> None
             await asyncio.sleep(0.1)
 
     with pytest.raises(ExceptionGroup) as raised:
-        await told_nonsense()
+        await receive_nonsense()
     assert raised.group_contains(SchemaError)

@@ -36,14 +36,14 @@ def run(tmp_path: Path) -> Path:
 def expected(run: Path) -> dict[tuple[str, int], float]:
     stored = StoredRun(run)
     rewards = stored.sql("select max_version as v, avg(reward) as y from rollouts group by 1")
-    found = {("rollouts/reward", row["v"]): row["y"] for row in rewards.to_pylist()}
-    return found | {("trainer/loss", step): 1 / step for step in (1, 2, 3)}
+    points = {("rollouts/reward", row["v"]): row["y"] for row in rewards.to_pylist()}
+    return points | {("trainer/loss", step): 1 / step for step in (1, 2, 3)}
 
 
-def check(run: Path, found: dict[tuple[str, int], float]) -> None:
+def check(run: Path, points: dict[tuple[str, int], float]) -> None:
     for key, value in expected(run).items():
-        assert found[key] == pytest.approx(value), key
-    names = {name for name, _ in found}
+        assert points[key] == pytest.approx(value), key
+    names = {name for name, _ in points}
     assert {"rollouts/pass@1", "rollouts/pass@8", "groups/kept_share", "trainer/my/own"} <= names
 
 
@@ -131,7 +131,7 @@ def history(path: Path) -> dict[tuple[str, int], float]:
     """What a W&B file holds by now: its own process writes it."""
     from wandb.proto import wandb_internal_pb2  # type: ignore[import-not-found, unused-ignore]
 
-    found: dict[tuple[str, int], float] = {}
+    points: dict[tuple[str, int], float] = {}
     for content in records(path.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(content)
@@ -140,8 +140,8 @@ def history(path: Path) -> dict[tuple[str, int], float]:
             for item in record.history.item
         }
         at = int(row.get(VERSION, row.get(STEP, -1)))
-        found |= {(name, at): value for name, value in row.items() if "/" in name}
-    return found
+        points |= {(name, at): value for name, value in row.items() if "/" in name}
+    return points
 
 
 def records(data: bytes) -> Iterator[bytes]:
@@ -235,11 +235,11 @@ def test_a_collector_gets_each_rollout_as_a_trace_over_otlp(
 
 def test_traces_go_on_behind_a_place_and_have_the_same_ids(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", 64, 2)
-    found = list(traces(StoredRun(run.root)))
-    assert len(found) == 64
-    again = list(traces(StoredRun(run.root), found[40].place))
-    assert [trace.trace_id for trace in again] == [trace.trace_id for trace in found[41:]]
-    assert found[0].place > ReadPosition()
+    trace_list = list(traces(StoredRun(run.root)))
+    assert len(trace_list) == 64
+    again = list(traces(StoredRun(run.root), trace_list[40].place))
+    assert [trace.trace_id for trace in again] == [trace.trace_id for trace in trace_list[41:]]
+    assert trace_list[0].place > ReadPosition()
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_traces_go_on_behind_a_place_and_have_the_same_ids(tmp_path: Path) -> No
         (["--to", "tensorboard", "--endpoint", "http://x"], "--endpoint without"),
     ],
 )
-def test_a_mistake_is_one_line(
+def test_a_mistake_is_a_single_line(
     run: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert dispatch(["track", str(run), *arguments]) == 2

@@ -88,7 +88,7 @@ def test_another_reward_is_served_and_filtered_by(run: RunDir) -> None:
     )
 
 
-def test_a_group_too_small_for_the_filter_is_not_asked_about(run: RunDir) -> None:
+def test_a_group_too_small_for_the_filter_is_not_filtered(run: RunDir) -> None:
     only = "select group_id, true as kept, '' as reason from rollouts group by 1"
     rows = [
         {"score": "few", "run_id": "demo", "rollout_id": i, "attempt": 1, "reward": float(i % 2)}
@@ -108,14 +108,14 @@ def test_names_tell_twists_apart(run: RunDir) -> None:
     assert len(names) == 4
 
 
-def test_bad_twists_are_one_line(run: RunDir) -> None:
+def test_bad_twists_are_refused_in_a_single_line(run: RunDir) -> None:
     with pytest.raises(UserError, match="`group_id`"):
         open_twisted(run.where, Twist(select="select 1 as n"))
     with pytest.raises(NotFoundError, match="there are: other"):
         open_twisted(run.where, Twist(score="nope"))
 
 
-def test_of_two_scorings_at_once_with_one_name_one_is_refused(run: RunDir) -> None:
+def test_of_two_simultaneous_scorings_with_the_same_name_the_second_is_refused(run: RunDir) -> None:
     rows = SCORES.empty_table()
     with ThreadPoolExecutor() as threads, run.locked("scores", wait=True):
         both = [threads.submit(add_scores, run, "twin", rows) for _ in "ab"]

@@ -36,7 +36,7 @@ def path(run: RunDir, *names: str) -> Path:
     return Path(run.path(*names))
 
 
-def test_a_made_up_run_is_a_sound_one(tmp_path: Path) -> None:
+def test_a_synthetic_run_verifies(tmp_path: Path) -> None:
     assert verify(make_run(tmp_path / "r", 64, 2, tokens=16).where) == []
 
 
@@ -44,9 +44,9 @@ def test_a_file_that_is_there_and_cannot_be_read_is_not_called_missing(run: RunD
     part = path(run, "turns", "part-0001.parquet")
     part.unlink()
     part.mkdir()
-    found = [finding.what for finding in verify(run.root) if finding.where.startswith("turns/")]
-    assert len(found) == 1
-    assert found[0].startswith("cannot be read: [Errno 21]")
+    problems = [finding.what for finding in verify(run.root) if finding.where.startswith("turns/")]
+    assert len(problems) == 1
+    assert problems[0].startswith("cannot be read: [Errno 21]")
 
 
 def twice(run: RunDir) -> None:
@@ -108,6 +108,6 @@ def rollout_without_turns(run: RunDir) -> None:
         ),
     ],
 )
-def test_damage_is_found(run: RunDir, damage: Callable[[RunDir], object], text: str) -> None:
+def test_damage_is_detected(run: RunDir, damage: Callable[[RunDir], object], text: str) -> None:
     damage(run)
     assert any(text in str(finding) for finding in verify(run.root)), verify(run.root)

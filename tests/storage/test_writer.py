@@ -93,7 +93,9 @@ async def test_rows_become_parts_and_are_acked(tmp_path: Path) -> None:
     assert bench.log.requests == [Kind.RESERVE, Kind.COMMIT, Kind.PUBLISHED]
 
 
-async def test_what_waits_together_is_one_part_and_the_timer_flushes(tmp_path: Path) -> None:
+async def test_rows_that_wait_together_are_a_single_part_and_the_timer_flushes(
+    tmp_path: Path,
+) -> None:
     bench = Bench(tmp_path, flush_s=0.05)
     bench.log.accept(*((i, 1) for i in range(8)))
     async with running(bench):
@@ -162,7 +164,7 @@ async def test_rows_that_may_not_be_committed_go_to_partial(tmp_path: Path) -> N
     assert len(partial[0]["sequences"][0]["token_ids"]) == 20
 
 
-async def test_what_is_cut_delays_no_commit_and_is_one_file(tmp_path: Path) -> None:
+async def test_a_cut_file_delays_no_commit_and_stays_a_single_file(tmp_path: Path) -> None:
     """A target that is reached cuts hundreds at once: each was a file, written before the part."""
     paths: list[str] = []
 
@@ -213,7 +215,7 @@ async def test_a_row_that_comes_again_is_stored_once_and_acked_each_time(tmp_pat
     assert verify(bench.directory.root) == []
 
 
-async def test_an_attempt_superseded_between_reserve_and_commit_is_left_out(tmp_path: Path) -> None:
+async def test_an_attempt_superseded_between_reserve_and_commit_is_dropped(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.log.accept((0, 1), (1, 1))
 
@@ -259,20 +261,20 @@ async def test_terminals_tasks_and_events_are_stored_with_the_same_commit(tmp_pa
     assert bench.log.state["outbox"] == []
 
 
-async def test_a_task_that_is_told_again_while_it_is_written_is_stored_once(
+async def test_a_task_repeated_while_it_is_written_is_stored_once(
     tmp_path: Path,
 ) -> None:
     """As a gateway that began anew tells it: in one row of the outbox together with later ones."""
     loop, paths = asyncio.get_running_loop(), list[str]()
 
-    def told_again(fs: Any, path: str, content: Any) -> None:
+    def repeat_task(fs: Any, path: str, content: Any) -> None:
         if "/part-" in path and not paths:
             both = Rows(tasks=(task_row(), task_row(group_id=1)))
             loop.call_soon_threadsafe(bench.writer.add_rows, both)
             paths.append(path)
         write_durably(fs, path, content)
 
-    bench = Bench(tmp_path, write=told_again)
+    bench = Bench(tmp_path, write=repeat_task)
     bench.log.accept((0, 1), (4, 1))
     bench.log.say(Rows(tasks=(task_row(),)))
     async with running(bench):

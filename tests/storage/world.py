@@ -81,8 +81,8 @@ class Pipeline:
             await control.close()
 
     async def _run(self) -> None:
-        while taken := await self._inlet.take():
-            for key, row, *_ in taken:
+        while rows := await self._inlet.take():
+            for key, row, *_ in rows:
                 self._init.emit(Started(), key, stage="init")
                 self._eval.emit(Started(), key, stage="run")
                 self._inlet.done(key)
