@@ -24,7 +24,7 @@ from prorl.client import Client
 from prorl.storage.read.catalog import StoredRun
 from prorl.tasks.generated import generate
 from prorl.types import Json, Task
-from tests.trainer.toy import held_out, toy_service
+from tests.trainer.toy import evaluate_heldout, toy_service
 
 SETS = ("arith", "shop")
 STEPS, GROUPS, EVERY = 12, 8, 3
@@ -50,12 +50,12 @@ def at_random(rests: Sequence[int], seed: int) -> str:
 
 
 def tasks(seed: int) -> list[Task]:
-    found = []
+    train_tasks = []
     for name in SETS:
         for i, task in enumerate(generate(name, split="train", seed=1000 + seed, n=2 * TASKS)):
             wrong = {**task.data, "answer": f"-{task.data['answer']}"}
-            found.append(replace(task, data=wrong) if i % 2 else task)
-    return found
+            train_tasks.append(replace(task, data=wrong) if i % 2 else task)
+    return train_tasks
 
 
 def arm(client: Client, root: Path, name: str, seed: int, filter_: str) -> dict[str, Json]:
@@ -69,31 +69,33 @@ def arm(client: Client, root: Path, name: str, seed: int, filter_: str) -> dict[
     file.write_text(json.dumps(config))
     subprocess.run([sys.executable, "-m", "prorl.trainer", "--config", str(file)], check=True)
     client.cancel(name)
-    said = client.run(name)
-    asked = [task for one in SETS for task in generate(one, split="heldout", seed=7, n=HELDOUT)]
+    status = client.run(name)
+    heldout_tasks = [
+        task for env_name in SETS for task in generate(env_name, split="heldout", seed=7, n=HELDOUT)
+    ]
     stored, points = StoredRun(root / name), []
     for step in range(2 * EVERY, STEPS + 1, EVERY):
-        (found,) = stored.sql(
+        (totals,) = stored.sql(
             f"select count(*) as n from rollouts where num_sampled > 0 and min_version < {step}"
         ).to_pylist()
         weights = training_dir(root, name) / "checkpoints" / f"step-{step:08d}" if step else TOY
-        reward = held_out(client, f"{name}-at-{step}", asked, weights, seed=seed)
-        points.append({"step": step, "rollouts": found["n"], "reward": reward})
+        reward = evaluate_heldout(client, f"{name}-at-{step}", heldout_tasks, weights, seed=seed)
+        points.append({"step": step, "rollouts": totals["n"], "reward": reward})
         print(name, points[-1], flush=True)
-    return {"arm": name, "points": points, "skipped": said["skipped"], "groups": said["groups"]}
+    return {"arm": name, "points": points, "skipped": status["skipped"], "groups": status["groups"]}
 
 
 def rests(root: Path, name: str) -> list[int]:
     """How long `CURATOR` had tasks rest, of each of its decisions."""
-    found = StoredRun(root / name).sql(
+    group_rows = StoredRun(root / name).sql(
         "select group_id, any_value(task_id) as task, min(reward) <> max(reward) as kept"
         " from rollouts where valid group by 1 order by 1"
     )
-    said, streaks = [], Counter[str]()
-    for row in found.to_pylist():
-        said.append(0 if row["kept"] else min(32, 4 * 2 ** streaks[row["task"]]))
+    rest_steps, streaks = [], Counter[str]()
+    for row in group_rows.to_pylist():
+        rest_steps.append(0 if row["kept"] else min(32, 4 * 2 ** streaks[row["task"]]))
         streaks[row["task"]] = 0 if row["kept"] else streaks[row["task"]] + 1
-    return said
+    return rest_steps
 
 
 def main(folder: Path, seed: int) -> None:
@@ -106,11 +108,11 @@ def main(folder: Path, seed: int) -> None:
         if not filter_:
             filter_ = at_random(rests(folder / f"curator-{seed}", "curator"), seed)
         with toy_service(root) as client:
-            found = arm(client, root, name, seed, filter_)
+            arm_result = arm(client, root, name, seed, filter_)
         with (folder / "found.jsonl").open("a") as file:
-            file.write(json.dumps({"seed": seed, **found}) + "\n")
+            file.write(json.dumps({"seed": seed, **arm_result}) + "\n")
 
 
 if __name__ == "__main__":
-    for one in sys.argv[2:]:
-        main(Path(sys.argv[1]), int(one))
+    for seed_text in sys.argv[2:]:
+        main(Path(sys.argv[1]), int(seed_text))

@@ -22,10 +22,10 @@ def digest(ids: Any, mask: Any, logprobs: Any) -> str:
     if not mask.any():
         return ""
     stop = int(mask.nonzero()[0][-1]) + 1
-    found = hashlib.blake2b(np.asarray(ids)[:stop].astype(np.int64).tobytes(), digest_size=12)
-    found.update(np.packbits(mask[:stop]).tobytes())
-    found.update(np.asarray(logprobs, np.float32)[:stop][mask[:stop]].tobytes())
-    return found.hexdigest()
+    hasher = hashlib.blake2b(np.asarray(ids)[:stop].astype(np.int64).tobytes(), digest_size=12)
+    hasher.update(np.packbits(mask[:stop]).tobytes())
+    hasher.update(np.asarray(logprobs, np.float32)[:stop][mask[:stop]].tobytes())
+    return hasher.hexdigest()
 
 
 def of_response(prompt: Any, response: Any, mask: Any, logprobs: Any) -> str:
@@ -40,24 +40,24 @@ def of_response(prompt: Any, response: Any, mask: Any, logprobs: Any) -> str:
 
 def stored(run_dir: Path, groups: Container[int] | None = None) -> Counter[str]:
     """Of a stored run, or of its groups with these ids."""
-    asked = "SELECT group_id, token_ids, logprobs, span_end, span_kind FROM sequences"
-    found: Counter[str] = Counter()
-    for row in query(run_dir, asked).to_pylist():
+    sql = "SELECT group_id, token_ids, logprobs, span_end, span_kind FROM sequences"
+    counts: Counter[str] = Counter()
+    for row in query(run_dir, sql).to_pylist():
         if groups is not None and row["group_id"] not in groups:
             continue
         widths = np.diff([0, *row["span_end"]])
         kinds = np.repeat(row["span_kind"], widths)
         logprobs = np.zeros(len(kinds), np.float32)
         logprobs[kinds > 0] = row["logprobs"]
-        found[digest(row["token_ids"], kinds == 1, logprobs)] += 1
-    found.pop("", None)
-    return found
+        counts[digest(row["token_ids"], kinds == 1, logprobs)] += 1
+    counts.pop("", None)
+    return counts
 
 
 def counted(digests: Any) -> Counter[str]:
-    found = Counter(digests)
-    found.pop("", None)
-    return found
+    counts = Counter(digests)
+    counts.pop("", None)
+    return counts
 
 
 def delivered(feed: Feed) -> list[int]:

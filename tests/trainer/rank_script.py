@@ -44,14 +44,14 @@ def main(url: str, cursor: str, folder: str) -> None:
         for share in DataLoader(steps, batch_size=None):
             model.zero_grad()
             read: list[int] = []
-            for one in share.passes:
-                feature, ids = weighted(one)
+            for share_pass in share.passes:
+                feature, ids = weighted(share_pass)
                 (model(feature) * world / share.num_trained).sum().backward()
                 read += ids
             gradient = model.module.weight.grad.item()
             line = {"ids": read, "gradient": gradient, "passes": len(share.passes)}
-            said = {**line, "tokens": share.num_tokens, "cursor": share.cursor}
-            print(json.dumps(said), file=out)
+            report = {**line, "tokens": share.num_tokens, "cursor": share.cursor}
+            print(json.dumps(report), file=out)
     dist.destroy_process_group()
 
 

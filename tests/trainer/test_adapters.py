@@ -41,13 +41,13 @@ def location(run_dir: Path) -> Iterator[str]:
         yield where
 
 
-@pytest.mark.parametrize(("found", "said"), [("1.16.9", 0), ("1.17.0", 1), ("2.16.0", 1)])
-def test_another_version_of_a_trainer_is_said_once(
-    found: str, said: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("version", "num_warnings"), [("1.16.9", 0), ("1.17.0", 1), ("2.16.0", 1)])
+def test_an_untested_version_of_a_trainer_is_warned_of_once(
+    version: str, num_warnings: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / f"trl-{found}.dist-info"
+    folder = tmp_path / f"trl-{version}.dist-info"
     folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: trl\nVersion: {found}\n")
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: trl\nVersion: {version}\n")
     monkeypatch.syspath_prepend(tmp_path)
     check_version.cache_clear()
     with warnings.catch_warnings(record=True) as lines:
@@ -55,15 +55,18 @@ def test_another_version_of_a_trainer_is_said_once(
         check_version("trl")
         check_version("trl")
     check_version.cache_clear()
-    assert len(lines) == said
+    assert len(lines) == num_warnings
     assert all(
-        f"trl {found}: prorl's adapter was tried with 1.16" in str(one.message) for one in lines
+        f"trl {version}: prorl's adapter was tried with 1.16" in str(warning.message)
+        for warning in lines
     )
 
 
 def test_records_are_what_sql_says(location: str, run_dir: Path) -> None:
-    fed = [one for group in Feed(location, "demo", consumer="all") for one in group]
-    assert counted(digest(one.ids, one.mask, one.logprobs) for one in fed) == stored(run_dir)
+    fed = [record for group in Feed(location, "demo", consumer="all") for record in group]
+    assert counted(digest(record.ids, record.mask, record.logprobs) for record in fed) == stored(
+        run_dir
+    )
 
 
 def test_plain_flight_as_the_docs_have_it(location: str, run_dir: Path) -> None:
@@ -73,11 +76,11 @@ def test_plain_flight_as_the_docs_have_it(location: str, run_dir: Path) -> None:
     assert "prorl" not in code.replace("prorl.cursor", "").replace("prorl.end", "")
     names: dict[str, Any] = {}
     exec(code, names)
-    plain, found = names["Plain"](location), []
+    plain, digests = names["Plain"](location), []
     for table, cursor in plain.groups("demo", "plain"):
-        found += [digest(*row[:3]) for row in names["rows"](table)]
+        digests += [digest(*row[:3]) for row in names["rows"](table)]
         plain.commit("demo", "plain", cursor)
-    assert counted(found) == stored(run_dir)
+    assert counted(digests) == stored(run_dir)
     assert not list(names["Plain"](location).groups("demo", "plain")), "it was committed"
 
 
@@ -94,29 +97,31 @@ def test_torch_with_a_worker(location: str, run_dir: Path) -> None:
         num_workers=1,
         multiprocessing_context="spawn",
     )
-    found = []
+    digests = []
     for share in loader:
         for batch in share.passes:
-            found += [digest(one.ids, one.mask, one.logprobs) for one in records(batch)]
-    assert counted(found) == stored(run_dir)
+            digests += [
+                digest(record.ids, record.mask, record.logprobs) for record in records(batch)
+            ]
+    assert counted(digests) == stored(run_dir)
 
 
 def test_tinker(location: str, run_dir: Path) -> None:
     pytest.importorskip("tinker", reason="Tinker is not installed (pip install tinker)")
     from prorl.trainer.adapters.tinker import datum_of
 
-    found = []
+    digests = []
     for siblings in Feed(location, "demo", consumer="tinker"):
         for record in siblings:
             datum = datum_of(record)
             inputs = {name: data.to_numpy() for name, data in datum.loss_fn_inputs.items()}
             first = datum.model_input.to_ints()[:1]
-            found.append(
+            digests.append(
                 of_response(first, inputs["target_tokens"], inputs["mask"], inputs["logprobs"])
             )
             trained = inputs["mask"].astype(bool)
             assert not inputs["advantages"][~trained].any()
-    assert counted(found) == stored(run_dir)
+    assert counted(digests) == stored(run_dir)
 
 
 def test_slime(location: str, run_dir: Path, tmp_path: Path) -> None:
@@ -156,10 +161,10 @@ def test_slime(location: str, run_dir: Path, tmp_path: Path) -> None:
         )
         for sample in samples
     ) == stored(run_dir)
-    given, advantages = rewards(args, samples)
+    shaped_rewards, advantages = rewards(args, samples)
     for start in {sample.group_index for sample in samples}:
         here = [i for i, sample in enumerate(samples) if sample.group_index == start]
-        by_rollout = {samples[i].rollout_id: (given[i], advantages[i]) for i in here}
+        by_rollout = {samples[i].rollout_id: (shaped_rewards[i], advantages[i]) for i in here}
         values = np.array(list(by_rollout.values()))
         assert abs(values[:, 1].mean()) < 1e-5, "normalised in its own group"
     with pytest.raises(UserError, match="has ended with 0 of 2 groups"):
@@ -177,11 +182,13 @@ def test_slime_replays_what_the_run_kept(location: str) -> None:
     (record, *_) = next(iter(Feed(location, "demo", consumer="replays", routed_experts=True)))
     with pytest.raises(UserError, match="without the experts of all its tokens"):
         sample_of(record, args)
-    known = len(record.ids) - 1
-    kept = record._replace(routed_experts=np.arange(known * 6, dtype=np.uint8).reshape(known, 6))
-    given = torch.as_tensor(sample_of(kept, args).rollout_routed_experts)
-    validate_rollout_routed_experts_for_replay([given], args)
-    assert given[4].flatten().tolist() == list(range(24, 30))
+    num_routed = len(record.ids) - 1
+    kept = record._replace(
+        routed_experts=np.arange(num_routed * 6, dtype=np.uint8).reshape(num_routed, 6)
+    )
+    experts = torch.as_tensor(sample_of(kept, args).rollout_routed_experts)
+    validate_rollout_routed_experts_for_replay([experts], args)
+    assert experts[4].flatten().tolist() == list(range(24, 30))
 
 
 def test_prime_rl(location: str, run_dir: Path, tmp_path: Path) -> None:
@@ -203,7 +210,7 @@ def test_prime_rl(location: str, run_dir: Path, tmp_path: Path) -> None:
     assert list(steps()) == [1, 2]
     assert (torn / "rank_1.bin").read_bytes() == before
     steps().commit(2)
-    found = []
+    digests = []
     for rank in range(2):
         receiver = FileSystemMicroBatchReceiver(tmp_path, rank)
         for _ in range(3):
@@ -211,14 +218,14 @@ def test_prime_rl(location: str, run_dir: Path, tmp_path: Path) -> None:
                 borders = np.cumsum([0, *batch.sequence_lengths])
                 for start, stop in pairwise(borders):
                     here = slice(int(start), int(stop))
-                    found.append(
+                    digests.append(
                         digest(
                             batch.input_ids[here],
                             batch.loss_mask[here],
                             batch.inference_logprobs[here],
                         )
                     )
-    assert counted(found) == stored(run_dir)
+    assert counted(digests) == stored(run_dir)
 
 
 def test_skyrl_by_its_shapes(location: str, run_dir: Path) -> None:
@@ -227,7 +234,7 @@ def test_skyrl_by_its_shapes(location: str, run_dir: Path) -> None:
 
     whole = SyntheticShape(n=4, num_tokens=24, num_turns=2, vocab_size=64)
     ids = [SimpleNamespace(instance_id=f"t{i // 4}", repetition_id=i % 4) for i in range(8)]
-    asked = {"prompts": [[]] * 8, "trajectory_ids": ids}
+    prompt_batch = {"prompts": [[]] * 8, "trajectory_ids": ids}
     refused = Generator(Feed(location, "demo", consumer="ragged"))
     with pytest.raises(UserError, match="sequences for 1 rows"):
         asyncio.run(refused.generate({"prompts": [[]], "trajectory_ids": ids[:1]}))
@@ -235,24 +242,24 @@ def test_skyrl_by_its_shapes(location: str, run_dir: Path) -> None:
     write_run(folder, [group(i, whole) for i in range(4)], "whole")
     with served(folder) as where:
         generator = Generator(Feed(where, "whole", consumer="skyrl"))
-        first = asyncio.run(generator.generate(asked))
+        first = asyncio.run(generator.generate(prompt_batch))
         saved = generator.feed.state_dict()
-        asyncio.run(generator.generate(asked))  # killed before its checkpoint
+        asyncio.run(generator.generate(prompt_batch))  # killed before its checkpoint
         again = Generator(Feed(where, "whole", consumer="skyrl"))
         again.feed.load_state_dict(saved)
-        second = asyncio.run(again.generate(asked))
-    found = [
+        second = asyncio.run(again.generate(prompt_batch))
+    digests = [
         of_response(*row)
-        for said in (first, second)
+        for output in (first, second)
         for row in zip(
-            said["prompt_token_ids"],
-            said["response_ids"],
-            said["loss_masks"],
-            said["rollout_logprobs"],
+            output["prompt_token_ids"],
+            output["response_ids"],
+            output["loss_masks"],
+            output["rollout_logprobs"],
             strict=True,
         )
     ]
-    assert counted(found) == stored(folder)
+    assert counted(digests) == stored(folder)
     assert {len(value) for value in first.values() if isinstance(value, list)} == {8}
 
 
@@ -273,7 +280,7 @@ def test_verl_that_is_resumed_forgets_where_later_steps_began(tmp_path: Path) ->
     """With another batch size they begin elsewhere: a commit of the old place would lose groups."""
     from prorl.trainer.adapters.verl import LATEST, STATE, Manager
 
-    class Told(Feed):
+    class CommittingFeed(Feed):
         committed: str | None = None
 
         def commit(self, cursor: str | None = None) -> None:
@@ -281,7 +288,7 @@ def test_verl_that_is_resumed_forgets_where_later_steps_began(tmp_path: Path) ->
 
     (tmp_path / STATE).write_text('{"1": "demo@0", "2": "demo@2", "3": "demo@4"}')
     config = SimpleNamespace(trainer=SimpleNamespace(default_local_dir=str(tmp_path)))
-    feed = Told("unused", "demo")
+    feed = CommittingFeed("unused", "demo")
     manager = Manager(config, feed)
     manager._begin(2)
     assert feed.cursor == "demo@2"
@@ -326,7 +333,7 @@ def test_trl_async(
         assert feed.state_dict()["cursor"] is not None
         feed = Feed(where, "async", consumer="trl")
         make(feed, model, tmp_path / "out", 3, 2, seen).train(resume_from_checkpoint=True)
-    found = counted(
-        digest(one["input_ids"], one["completion_mask"], one["old_log_probs"]) for one in seen
+    digests = counted(
+        digest(row["input_ids"], row["completion_mask"], row["old_log_probs"]) for row in seen
     )
-    assert found == stored(folder)
+    assert digests == stored(folder)

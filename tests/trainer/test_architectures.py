@@ -13,7 +13,7 @@ import torch
 
 from prorl.errors import ConfigError
 from prorl.trainer.pack import load_model, pack, token_logprobs
-from tests.trainer.test_pack import one_at_a_time
+from tests.trainer.test_pack import unpacked_logprobs
 from tests.trainer.tiny import batch_of
 
 MAX_ERROR = 1e-4
@@ -135,7 +135,7 @@ def test_every_template_has_an_architecture() -> None:
     table = PAGE.read_text().partition("## Families")[2].partition("### Why not")[0]
     templates = re.findall(r"^\| ([a-z][^|]*?) \|", table, re.MULTILINE)[1:]
     assert len(templates) > 20
-    missing = [one for one in templates if not one.startswith(tuple(OF_TEMPLATE))]
+    missing = [template for template in templates if not template.startswith(tuple(OF_TEMPLATE))]
     assert not missing
     assert set(OF_TEMPLATE.values()) <= set(MADE)
 
@@ -167,8 +167,8 @@ def test_it_is_packed_rightly_or_refused_in_a_line(name: str, tmp_path: Path) ->
         return
     model = load_model(model_dir)
     batch = batch_of(2)
-    found = token_logprobs(model, pack(batch)).logprobs_C
-    alone = one_at_a_time(model_dir, batch, torch.float32).float()
-    worst = float((found - alone).abs().max())
+    packed = token_logprobs(model, pack(batch)).logprobs_C
+    alone = unpacked_logprobs(model_dir, batch, torch.float32).float()
+    worst = float((packed - alone).abs().max())
     print(f"| {name} | packed | {worst:.1e} |")
     assert worst <= MAX_ERROR

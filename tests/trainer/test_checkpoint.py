@@ -71,8 +71,8 @@ def test_restored_training_goes_on_bit_for_bit(
     stepped(again, other)
     assert newest(tmp_path / "out") == path
     assert (read_progress(path), read_progress(path).prompt_ids) == (progress, (1, 2))
-    for one, two in zip(model.parameters(), again.parameters(), strict=True):
-        assert torch.equal(one, two)
+    for parameter, two in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(parameter, two)
 
 
 def test_a_checkpoint_without_a_shard_is_refused(
@@ -88,7 +88,7 @@ def test_a_checkpoint_without_a_shard_is_refused(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_transformers_loads_weights_whose_tied_parameters_are_written_once(
+def test_transformers_loads_weights_with_tied_parameters_stored_once(
     tmp_path: Path, dtype: torch.dtype
 ) -> None:
     from transformers import AutoModelForCausalLM
@@ -115,8 +115,8 @@ def test_transformers_loads_weights_whose_tied_parameters_are_written_once(
     plain: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
     assert "prorl" not in (path / "config.json").read_text()
     assert (path / "tokenizer.json").exists()
-    for one, two in zip(model.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(one.to(dtype), two)
+    for parameter, two in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(parameter.to(dtype), two)
 
 
 def test_untied_weights_are_the_same_function_and_their_checkpoint_stays_tied(
@@ -144,7 +144,7 @@ def test_untied_weights_are_the_same_function_and_their_checkpoint_stays_tied(
     assert not (tmp_path / "again").exists()
 
 
-def test_weights_of_one_step_written_twice_have_two_names(tmp_path: Path) -> None:
+def test_weights_of_the_same_step_written_twice_have_two_names(tmp_path: Path) -> None:
     source = save_model(tmp_path / "model")
     model = load_model(source)
     root = tmp_path / "weights"
@@ -154,7 +154,7 @@ def test_weights_of_one_step_written_twice_have_two_names(tmp_path: Path) -> Non
     assert {*root.iterdir()} == {second, third}
 
 
-def test_what_a_crash_left_is_no_checkpoint(tmp_path: Path) -> None:
+def test_a_partial_checkpoint_of_a_crash_is_ignored(tmp_path: Path) -> None:
     source, out = save_model(tmp_path / "model"), tmp_path / "out"
     model = load_model(source)
     optimizer = torch.optim.AdamW(model.parameters())

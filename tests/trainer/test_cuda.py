@@ -56,12 +56,12 @@ def test_an_update_is_the_cpus(model_dir: Path, how: dict[str, object]) -> None:
     batch = batch_of(4)
     updates, accounts = [], []
     for device in ("cpu", "cuda"):
-        one, account = (
+        device_learner, account = (
             learner(model_dir, device=device, warmup_steps=0, **how),
             SequenceOutcomes(batch),
         )
         for step in range(2):
-            figures = one.update(batch, step=step, version=0, account=account)
+            figures = device_learner.update(batch, step=step, version=0, account=account)
         updates.append(figures)
         accounts.append(account)
     cpu, cuda = updates
@@ -76,9 +76,9 @@ def test_bfloat16_and_recomputed_layers_learn_too(model_dir: Path) -> None:
     short = learner(
         model_dir, device="cuda", warmup_steps=0, dtype="bfloat16", gradient_checkpointing=True
     )
-    one, other = (each.update(batch, step=0, version=0) for each in (plain, short))
-    assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=0.05)
-    assert other["compared_tokens"] == one["compared_tokens"] > 0
+    plain_figures, other = (each.update(batch, step=0, version=0) for each in (plain, short))
+    assert other["grad_norm"] == pytest.approx(plain_figures["grad_norm"], rel=0.05)
+    assert other["compared_tokens"] == plain_figures["compared_tokens"] > 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -98,5 +98,7 @@ def test_a_checkpoint_of_a_gpu_goes_on_there(model_dir: Path, tmp_path: Path, dt
     assert path is not None
     config: TrainerConfig = first._config
     second = Learner(config, path, resume=True)
-    here, there = (one.update(batch, step=1, version=1) for one in (first, second))
+    here, there = (
+        device_learner.update(batch, step=1, version=1) for device_learner in (first, second)
+    )
     assert there == pytest.approx(here, rel=1e-4, abs=1e-6)

@@ -73,9 +73,9 @@ def test_a_replay_changes_nothing_and_the_trainer_keeps_its_own_log(
     run = write_run(tmp_path / "demo", [group(i, SHAPE) for i in range(9)], "demo")
     config = {"steps": 3, "lineage": "logprobs"}
     with served(run) as location:
-        given = settings(location, model_dir, tmp_path / "out", **config)
+        trainer_settings = settings(location, model_dir, tmp_path / "out", **config)
         with connect(location) as client:
-            train(given, client)
+            train(trainer_settings, client)
     assert AppendedTable(RunDir(run), "trained").pieces() == []
     rows = own_log(tmp_path / "out")
     assert rows.schema.equals(TRAINED)
@@ -95,13 +95,13 @@ def test_what_comes_in_is_checked(model_dir: Path, tmp_path: Path) -> None:
     for bad in (rows, rows.drop_columns(["loss"]), rows.slice(0, 0)):
         with pytest.raises(ProrlError):
             read_recorded(_body(bad))
-    one = rows.filter(pa.compute.equal(rows.column("step"), 1))
-    recorded = read_recorded(_body(one))
+    first_step = rows.filter(pa.compute.equal(rows.column("step"), 1))
+    recorded = read_recorded(_body(first_step))
     assert append_recorded(RunDir(run), recorded)
     assert not append_recorded(RunDir(run), recorded), "said again"
     for consumer, checkpoint in (("a/b", "c"), ("a", "b/c"), ("a%2Fb", "c")):
         other = read_recorded(
-            _body(_named(_named(one, "consumer", consumer), "checkpoint", checkpoint))
+            _body(_named(_named(first_step, "consumer", consumer), "checkpoint", checkpoint))
         )
         assert append_recorded(RunDir(run), other), "another consumer's, or another checkpoint"
     with pytest.raises(ProrlError, match="has delivered 2"):
@@ -155,12 +155,12 @@ def test_killed_three_times_the_run_remembers_what_the_trainer_did(
     for kill_after in (1, 2, 1, None):
         _train(config, tmp_path / "trainer.json", kill_after, chance.uniform(0, 0.5))
     shutil.copytree(root / "live", tmp_path / "copy")
-    found = StoredRun(tmp_path / "copy").sql(SORTED)
+    lineage = StoredRun(tmp_path / "copy").sql(SORTED)
     own = own_log(tmp_path / "out")
-    assert found.to_pylist() == own.to_pylist()
-    assert found.num_rows == 8 * 2 * 4, "each sequence once"
-    assert sorted(set(found.column("step").to_pylist())) == list(range(1, 9))
-    _check_checkpoints(found, tmp_path)
+    assert lineage.to_pylist() == own.to_pylist()
+    assert lineage.num_rows == 8 * 2 * 4, "each sequence once"
+    assert sorted(set(lineage.column("step").to_pylist())) == list(range(1, 9))
+    _check_checkpoints(lineage, tmp_path)
     findings = [str(finding) for finding in verify(tmp_path / "copy")]
     assert [text for text in findings if "is named by no commit" not in text] == [], (
         "but for a part that was being written while we copied"
@@ -181,7 +181,7 @@ def _train(config: TrainerConfig, file: Path, kill_after: int | None, late_s: fl
         assert process.wait() == (0 if kill_after is None else -signal.SIGKILL)
 
 
-def _check_checkpoints(found: pa.Table, tmp_path: Path) -> None:
+def _check_checkpoints(lineage: pa.Table, tmp_path: Path) -> None:
     """Each is named by its weights, its parent is the one before, and the last one's ancestry is
     everything.
     """
@@ -189,9 +189,9 @@ def _check_checkpoints(found: pa.Table, tmp_path: Path) -> None:
     for path in sorted((tmp_path / "out" / "checkpoints").glob("step-*")):
         name = hashlib.sha256((path / "model.safetensors").read_bytes()).hexdigest()
         step = int(path.name.removeprefix("step-"))
-        rows = found.filter(pa.compute.equal(found.column("checkpoint"), name))
+        rows = lineage.filter(pa.compute.equal(lineage.column("checkpoint"), name))
         assert set(rows.column("step").to_pylist()) == {step - 1, step}
         assert set(rows.column("parent_checkpoint").to_pylist()) == {parents[-1]}
         parents.append(name)
     last = StoredRun(tmp_path / "copy").sql(ANCESTRY.format(checkpoint=parents[-1]))
-    assert last.num_rows == found.num_rows
+    assert last.num_rows == lineage.num_rows

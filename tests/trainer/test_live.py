@@ -125,8 +125,8 @@ def test_an_evaluation_is_a_run_of_its_own_that_is_waited_for(root: Path) -> Non
         for i in range(12)
     ]
     with connect(root) as client:
-        said = client.evaluate("eval-0", tasks, n=4)
-        assert said["state"] == "finished"
-        assert said["counts"]["completed"] == 48
-        assert 0 < said["reward_mean"] < 1
-        assert client.evaluate("eval-0", tasks, n=4) == said, "nothing is asked twice"
+        status = client.evaluate("eval-0", tasks, n=4)
+        assert status["state"] == "finished"
+        assert status["counts"]["completed"] == 48
+        assert 0 < status["reward_mean"] < 1
+        assert client.evaluate("eval-0", tasks, n=4) == status, "nothing is asked twice"

@@ -66,14 +66,14 @@ def settings(location: str, model_dir: Path, output: Path, **changes: Any) -> Tr
 
 
 def losses(config: TrainerConfig) -> list[float]:
-    found: list[float] = []
+    step_losses: list[float] = []
 
     def hook(_: int, figures: Mapping[str, float]) -> None:
-        found.append(figures["loss"])
+        step_losses.append(figures["loss"])
 
     with connect(config.service) as client:
         train(config, client, hooks=(hook,))
-    return found
+    return step_losses
 
 
 def weights(output: Path) -> dict[str, torch.Tensor]:
@@ -82,23 +82,23 @@ def weights(output: Path) -> dict[str, torch.Tensor]:
     return load_file(path / "model.safetensors")
 
 
-def assert_equal_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+def assert_equal_bits(state: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert state.keys() == other.keys()
+    assert all(torch.equal(state[name], other[name]) for name in state)
 
 
 def test_two_fresh_trainers_have_bit_equal_losses(
     location: str, model_dir: Path, tmp_path: Path
 ) -> None:
-    one = losses(settings(location, model_dir, tmp_path / "one"))
+    first = losses(settings(location, model_dir, tmp_path / "one"))
     other = losses(settings(location, model_dir, tmp_path / "other"))
-    assert len(one) == STEPS
-    assert one == other
-    assert len(set(one)) == STEPS
+    assert len(first) == STEPS
+    assert first == other
+    assert len(set(first)) == STEPS
     assert_equal_bits(weights(tmp_path / "one"), weights(tmp_path / "other"))
 
 
-def test_the_proximal_ratio_starts_at_one(location: str, model_dir: Path, tmp_path: Path) -> None:
+def test_the_proximal_ratio_begins_at_1(location: str, model_dir: Path, tmp_path: Path) -> None:
     config = settings(
         location, model_dir, tmp_path / "proximal", proximal=True, minibatches=1, steps=1
     )
@@ -121,7 +121,7 @@ def test_resumed_in_this_process_it_ends_with_equal_bits(
     assert read_progress(path).cursor == f"demo@{6 * GROUPS}"
 
 
-def test_a_step_whose_checkpoint_is_durable_has_its_row(
+def test_a_step_with_a_durable_checkpoint_has_its_row(
     location: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever ends the trainer behind its checkpoint: here the service, which hears of it."""
@@ -145,8 +145,10 @@ def refuse(*_: object) -> None:
 
 
 def test_a_run_that_ends_ends_the_training(location: str, model_dir: Path, tmp_path: Path) -> None:
-    found = losses(settings(location, model_dir, tmp_path / "end", steps=99, groups_per_step=25))
-    assert len(found) == 3
+    step_losses = losses(
+        settings(location, model_dir, tmp_path / "end", steps=99, groups_per_step=25)
+    )
+    assert len(step_losses) == 3
     rows = pq.read_table(tmp_path / "end" / "metrics").to_pylist()
     assert [row["groups"] for row in sorted(rows, key=lambda row: row["step"])] == [25, 25, 10]
 

@@ -225,6 +225,6 @@ def test_extremes_give_numbers() -> None:
     assert bool(torch.as_tensor(now.grad).isfinite().all())
 
 
-def test_a_sum_over_tokens_has_one_divisor() -> None:
+def test_a_sum_over_tokens_has_a_single_divisor() -> None:
     with pytest.raises(ValueError, match="`ratio: token` has one"):
         LossConfig(ratio="sequence", constant_length=8)

@@ -77,13 +77,15 @@ def batches(model: Path, sequences: int, temperature: float) -> list[pa.RecordBa
     rng = np.random.default_rng(1)
     policy = policy_of(model, torch.float64)
     for number, batch in enumerate(made):
-        said = [
+        sampled_logprobs = [
             policy.logprobs(record.ids, temperature or 1.0)[1:][record.mask[1:]]
             for record in records(PackedBatch(delivered([batch]), "demo"))
         ]
         place = batch.schema.get_field_index("logprobs")
         field = batch.schema.field("logprobs")
-        noisy = np.concatenate(said) + rng.normal(0, 0.15, sum(map(len, said)))
+        noisy = np.concatenate(sampled_logprobs) + rng.normal(
+            0, 0.15, sum(map(len, sampled_logprobs))
+        )
         column = pa.ListArray.from_arrays(
             batch.column("logprobs").offsets, pa.array(noisy, pa.float32()), type=field.type
         )
@@ -263,8 +265,8 @@ def verl(mode: str) -> Loss:
         )
         policy, now = policy_of(model, torch.float32), data.batch["rollout_log_probs"].clone()
         for i, row in enumerate(rows):
-            said = torch.tensor(policy.logprobs(row.ids, temperature)[row.first :])
-            now[i, : len(said)] = said.to(now)
+            row_logprobs = torch.tensor(policy.logprobs(row.ids, temperature)[row.first :])
+            now[i, : len(row_logprobs)] = row_logprobs.to(now)
 
         class Actor(SimpleNamespace):
             def get(self, name: str, default: Any) -> Any:
@@ -329,16 +331,16 @@ def skyrl(rows: list[Record], _: Any, model: Path, temperature: float, folder: P
     ids = [SimpleNamespace(instance_id=number) for number in range(GROUPS) for _ in range(NUM_ROWS)]
     batch = {"prompts": [[]] * len(ids), "trajectory_ids": ids}
     batch["sampling_params"] = {"temperature": temperature}
-    given = asyncio.run(generator.generate(batch))
-    rewards = np.array(given["rewards"]).reshape(GROUPS, -1)
+    output = asyncio.run(generator.generate(batch))
+    rewards = np.array(output["rewards"]).reshape(GROUPS, -1)
     spread = rewards.std(1, ddof=1, keepdims=True) + 1e-6
     advantages = ((rewards - rewards.mean(1, keepdims=True)) / spread).ravel()
     policy, losses = policy_of(model, torch.float32), []
     for i, advantage in enumerate(advantages):
-        ids_L = np.array([*given["prompt_token_ids"][i], *given["response_ids"][i]])
-        now = policy.logprobs(ids_L, temperature)[len(given["prompt_token_ids"][i]) :]
-        mask = np.array(given["loss_masks"][i]).astype(bool)
-        ratio = np.exp(now - np.array(given["rollout_logprobs"][i]))[mask]
+        ids_L = np.array([*output["prompt_token_ids"][i], *output["response_ids"][i]])
+        now = policy.logprobs(ids_L, temperature)[len(output["prompt_token_ids"][i]) :]
+        mask = np.array(output["loss_masks"][i]).astype(bool)
+        ratio = np.exp(now - np.array(output["rollout_logprobs"][i]))[mask]
         losses.append(clipped(ratio, advantage))
     return float(-np.concatenate(losses).mean())
 
@@ -420,14 +422,14 @@ def test_a_rollout_counts_once_at_its_own_temperature(
     print(f"| {name} | {' | '.join(line)} | refused |")
 
 
-def test_the_losses_of_trl_that_divide_by_sequences_are_known() -> None:
+def test_the_losses_of_trl_that_divide_by_sequences_are_listed() -> None:
     """A new one of TRL's would count a rollout once a sequence."""
     trl = pytest.importorskip("trl", reason="TRL is not installed (pip install trl==1.16.0)")
     import inspect
     import re
 
     source = inspect.getsource(trl.GRPOTrainer._compute_loss)
-    known = {*PER_SEQUENCE, "dapo", "bnpo", "cispo", "vespo"}
+    loss_names = {*PER_SEQUENCE, "dapo", "bnpo", "cispo", "vespo"}
     assert set(re.findall(r'"(\w+)"', " ".join(re.findall(r"loss_type (?:in|==) .*", source)))) <= (
-        known
+        loss_names
     )

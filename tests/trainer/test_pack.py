@@ -24,7 +24,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("model"))
 
 
-def one_at_a_time(
+def unpacked_logprobs(
     model_dir: Path, batch: PackedBatch, dtype: torch.dtype = torch.float64
 ) -> torch.Tensor:
     """Eager attention, no packing: the definition."""
@@ -33,34 +33,38 @@ def one_at_a_time(
     model: Any = AutoModelForCausalLM.from_pretrained(
         model_dir, dtype=dtype, attn_implementation="eager"
     )
-    found = []
+    per_sequence = []
     for row in range(batch.num_sequences):
-        one = batch.rows(row, row + 1)
+        sequence = batch.rows(row, row + 1)
         with torch.no_grad():
-            logits = model(torch.from_numpy(one.token_ids.astype(np.int64))[None]).logits[0]
-        index = torch.from_numpy(one.sampled_index())
-        temperature = torch.from_numpy(one.per_sampled(one.span_temperature)).double()
+            logits = model(torch.from_numpy(sequence.token_ids.astype(np.int64))[None]).logits[0]
+        index = torch.from_numpy(sequence.sampled_index())
+        temperature = torch.from_numpy(sequence.per_sampled(sequence.span_temperature)).double()
         logprobs = torch.log_softmax(logits[index - 1] / temperature[:, None], -1)
-        found.append(
-            logprobs.gather(1, torch.from_numpy(one.token_ids.astype(np.int64))[index][:, None])[
-                :, 0
-            ]
+        per_sequence.append(
+            logprobs.gather(
+                1, torch.from_numpy(sequence.token_ids.astype(np.int64))[index][:, None]
+            )[:, 0]
         )
-    return torch.cat(found)
+    return torch.cat(per_sequence)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_packed_logprobs_equal_one_sequence_at_a_time(model_dir: Path, temperature: float) -> None:
+def test_packed_logprobs_equal_those_of_single_sequences(
+    model_dir: Path, temperature: float
+) -> None:
     batch = batch_of(3, replace(SHAPE, temperature=temperature))
-    found = token_logprobs(load_model(model_dir), pack(batch)).logprobs_C
-    assert len(found) == len(batch.logprobs)
-    torch.testing.assert_close(found.double(), one_at_a_time(model_dir, batch), atol=2e-6, rtol=0)
+    packed_logprobs = token_logprobs(load_model(model_dir), pack(batch)).logprobs_C
+    assert len(packed_logprobs) == len(batch.logprobs)
+    torch.testing.assert_close(
+        packed_logprobs.double(), unpacked_logprobs(model_dir, batch), atol=2e-6, rtol=0
+    )
 
 
 def test_entropy_is_that_of_the_distribution(model_dir: Path) -> None:
-    found = token_logprobs(load_model(model_dir), pack(batch_of(1))).entropy_C
-    assert bool(((found > 0) & (found <= np.log(64) + 1e-5)).all())
-    assert not found.requires_grad
+    entropy = token_logprobs(load_model(model_dir), pack(batch_of(1))).entropy_C
+    assert bool(((entropy > 0) & (entropy <= np.log(64) + 1e-5)).all())
+    assert not entropy.requires_grad
 
 
 def test_gradients_are_those_of_the_padded_model(model_dir: Path) -> None:
@@ -70,8 +74,8 @@ def test_gradients_are_those_of_the_padded_model(model_dir: Path) -> None:
     plain = load_model(model_dir)
     for row in range(batch.num_sequences):
         token_logprobs(plain, pack(batch.rows(row, row + 1))).logprobs_C.sum().backward()  # type: ignore[no-untyped-call]
-    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, atol=2e-5, rtol=1e-5)
+    for parameter, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad, atol=2e-5, rtol=1e-5)
 
 
 def test_token_ids_are_not_copied_on_a_cpu() -> None:
@@ -103,7 +107,7 @@ def test_what_cannot_be_trained_on_is_refused(model_dir: Path) -> None:
         load_model(model_dir / "nothing")
 
 
-def test_a_device_that_is_not_there_is_one_line(model_dir: Path) -> None:
+def test_a_missing_device_is_refused_in_a_single_line(model_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"device cuda:99.*expected cpu, or a GPU"):
         load_model(model_dir, device="cuda:99")
 
@@ -112,11 +116,11 @@ def test_logits_in_chunks_are_the_same_figures_and_gradients(model_dir: Path) ->
     batch, gradients, figures = batch_of(2), [], []
     for rows in (None, 7):
         model = load_model(model_dir)
-        found = token_logprobs(model, pack(batch), rows_per_chunk=rows)
-        found.logprobs_C.sum().backward()  # type: ignore[no-untyped-call]
-        figures.append(found)
+        output = token_logprobs(model, pack(batch), rows_per_chunk=rows)
+        output.logprobs_C.sum().backward()  # type: ignore[no-untyped-call]
+        figures.append(output)
         gradients.append([parameter.grad for parameter in model.parameters()])
     torch.testing.assert_close(figures[0].logprobs_C, figures[1].logprobs_C, atol=2e-6, rtol=0)
     torch.testing.assert_close(figures[0].entropy_C, figures[1].entropy_C, atol=2e-5, rtol=0)
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
+    for gradient, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(gradient, other, atol=2e-5, rtol=1e-4)

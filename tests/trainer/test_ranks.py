@@ -50,7 +50,7 @@ def lines(folder: Path, rank: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
 
-def test_four_ranks_share_each_step_and_go_on_after_one_is_killed(tmp_path: Path) -> None:
+def test_four_ranks_share_each_step_and_resume_after_the_kill_of_a_rank(tmp_path: Path) -> None:
     groups = [group(i, SHAPE) for i in range(STEPS * STEP)]
     with served(write_run(tmp_path / "demo", groups, "demo")) as url:
         with connect(url) as client:
@@ -72,16 +72,16 @@ def test_four_ranks_share_each_step_and_go_on_after_one_is_killed(tmp_path: Path
 
     for number, batch in enumerate(whole):
         of_rank = [lines(tmp_path / "full", rank)[number] for rank in range(WORLD)]
-        read = [i for one in of_rank for i in one["ids"]]
+        read = [i for line in of_rank for i in line["ids"]]
         assert sorted(read) == sorted(batch.arrow.column("sequence_id").to_pylist())
-        assert len({one["passes"] for one in of_rank}) == 1
-        tokens = [one["tokens"] for one in of_rank]
+        assert len({line["passes"] for line in of_rank}) == 1
+        tokens = [line["tokens"] for line in of_rank]
         assert max(tokens) <= 1.05 * np.mean(tokens)
         assert batch.advantages is not None
         per_token = np.repeat(batch.advantages, np.diff(batch.cu_seqlens)) * batch.loss_mask()
-        wanted = per_token.sum(dtype=np.float64) / batch.loss_mask().sum()
-        for one in of_rank:
-            assert one["gradient"] == pytest.approx(wanted, rel=1e-3, abs=1e-5)
+        expected = per_token.sum(dtype=np.float64) / batch.loss_mask().sum()
+        for line in of_rank:
+            assert line["gradient"] == pytest.approx(expected, rel=1e-3, abs=1e-5)
     for rank in range(WORLD):
-        again = [one["ids"] for one in lines(tmp_path / "resumed", rank)]
-        assert again == [one["ids"] for one in lines(tmp_path / "full", rank)[last:]]
+        again = [line["ids"] for line in lines(tmp_path / "resumed", rank)]
+        assert again == [line["ids"] for line in lines(tmp_path / "full", rank)[last:]]

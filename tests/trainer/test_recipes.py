@@ -52,17 +52,17 @@ def test_a_dry_run_looks_at_all_of_it_and_starts_nothing(
     domain: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = f"tasks={rows(tmp_path / f'{domain}.jsonl', domain)}"
-    found = run(
+    exit_code = run(
         config=RECIPES / f"{domain}.yaml",
         set_=[tasks, "policy=flaky"],
         root=str(tmp_path / "root"),
         dry_run=True,
     )
-    said = capsys.readouterr().out
-    assert found == 0
+    output = capsys.readouterr().out
+    assert exit_code == 0
     assert not (tmp_path / "root").exists()
-    assert "60 tasks, 480 rollouts" in said
-    assert "dapo" in said
+    assert "60 tasks, 480 rollouts" in output
+    assert "dapo" in output
 
 
 def test_the_shipped_trainers_file_is_read() -> None:
@@ -127,7 +127,7 @@ def test_ten_steps_at_toy_size(domain: str, tmp_path: Path) -> None:
 
     service = [str(PYTHON), "-m", "prorl.cli", "run", "-c", str(RECIPES / f"{domain}.yaml")]
     service += ["--tasks", str(tasks), "--policy", "flaky", "--name", domain, "--root", str(root)]
-    service += [word for one in sets for word in ("--set", one)]
+    service += [word for setting in sets for word in ("--set", setting)]
     model, out = toy(tmp_path), tmp_path / "out"
     with subprocess.Popen(service, stderr=subprocess.PIPE, text=True) as process:
         try:

@@ -73,11 +73,15 @@ def test_the_last_rows_of_a_run_are_followed_by_copies_that_train_nothing(locati
     expected = [
         row for records in Feed(location, "demo", consumer="x") for row in map(row_of, records)
     ]
-    rows, taken, count = FeedRows(Feed(location, "demo", consumer="whole")), [], len(expected) - 3
+    rows, fed_rows, count = (
+        FeedRows(Feed(location, "demo", consumer="whole")),
+        [],
+        len(expected) - 3,
+    )
     for _ in range(2):
-        taken += rows.take(count)
-    copies = taken[len(expected) :]
-    assert [row["completion_ids"] for row in taken[: len(expected)]] == [
+        fed_rows += rows.take(count)
+    copies = fed_rows[len(expected) :]
+    assert [row["completion_ids"] for row in fed_rows[: len(expected)]] == [
         row["completion_ids"] for row in expected
     ]
     assert len(copies) == count - 3
@@ -87,14 +91,14 @@ def test_the_last_rows_of_a_run_are_followed_by_copies_that_train_nothing(locati
     with pytest.raises(EndOfRunError):
         rows.take(1)
     for loss in PER_SEQUENCE:  # a rollout counts once, whatever fills the batch
-        batch = scaled([dict(row) for row in taken[count:]], loss)
-        plain = scaled([dict(row) for row in taken[count : len(expected)]], loss)
+        batch = scaled([dict(row) for row in fed_rows[count:]], loss)
+        plain = scaled([dict(row) for row in fed_rows[count : len(expected)]], loss)
         share = [row["prorl_advantage"] / len(batch) for row in batch[: len(plain)]]
-        wanted = [row["prorl_advantage"] / len(plain) for row in plain]
-        assert share == pytest.approx(wanted)
+        expected_share = [row["prorl_advantage"] / len(plain) for row in plain]
+        assert share == pytest.approx(expected_share)
 
 
-def test_how_many_steps_a_replay_has_is_known_before(location: str) -> None:
+def test_the_number_of_steps_of_a_replay_is_available_beforehand(location: str) -> None:
     assert most_groups(Feed(location, "demo")) == GROUPS
     with pytest.raises(NotFoundError, match="no run 'other' in the replay: demo"):
         most_groups(Feed(location, "other"))
@@ -145,9 +149,9 @@ def test_trl_trains_our_tokens_and_goes_on_behind_its_checkpoint(
     trainer = make(Feed(location, "demo", consumer="trl"), model, tmp_path / "out", 2, ROWS, seen)
     trainer.train()
     assert len(seen) == 2
-    wanted = FeedRows(Feed(location, "demo", consumer="same"))
+    reference = FeedRows(Feed(location, "demo", consumer="same"))
     for batch in seen:
-        rows = wanted.take(ROWS)
+        rows = reference.take(ROWS)
         assert int((batch["tool_mask"] * batch["completion_mask"]).sum()) == sum(
             sum(row["env_mask"]) for row in rows
         )

@@ -94,11 +94,11 @@ def test_two_processes_of_trl_train_each_row_once(tmp_path: Path) -> None:
         json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(WORLD)
     ]
     steps = -(-len(expected) // (WORLD * ROWS))
-    for said in ranks:
-        assert not said["ended"], said
-        assert len(said["steps"]) == steps
+    for report in ranks:
+        assert not report["ended"], report
+        assert len(report["steps"]) == steps
     assert len(expected) % (WORLD * ROWS), "the last step is not full"
-    trained = sorted(ids for said in ranks for rows in said["steps"] for ids in rows)
+    trained = sorted(ids for report in ranks for rows in report["steps"] for ids in rows)
     assert trained == sorted(row["completion_ids"] for row in expected if any(row["env_mask"]))
     state = json.loads((tmp_path / "out" / f"checkpoint-{steps}" / "prorl.json").read_bytes())
     assert state["cursor"], "the process without a feed does not write its place over ours"

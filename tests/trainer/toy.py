@@ -43,7 +43,7 @@ def toy_service(root: Path) -> Iterator[Client]:
             process.stdout.read()
 
 
-def held_out(
+def evaluate_heldout(
     client: Client, run: str, tasks: Sequence[Task], weights: Path | None = None, *, seed: int = 0
 ) -> float:
     """Mean reward of these weights, or of those that serve, one rollout a task."""
@@ -51,5 +51,5 @@ def held_out(
     client.create_run(run_id=run, delivery="store", **how)
     if weights is not None:
         client.publish(run, 1, weights)
-    said = client.evaluate(run, tasks, sampling=SAMPLING.params(), **how)
-    return float(said["reward_mean"])
+    status = client.evaluate(run, tasks, sampling=SAMPLING.params(), **how)
+    return float(status["reward_mean"])

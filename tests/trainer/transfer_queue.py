@@ -27,17 +27,17 @@ GROUPS, STEPS = 32, 4
 
 
 @contextmanager
-def spent(what: str, found: dict[str, list[tuple[float, float]]]) -> Iterator[None]:
+def spent(what: str, timings: dict[str, list[tuple[float, float]]]) -> Iterator[None]:
     def cpu() -> float:
         return sum(map(cpu_s, (os.getpid(), *descendants(os.getpid()))))
 
     began, before = time.perf_counter(), cpu()
     yield
     wall = time.perf_counter() - began
-    found.setdefault(what, []).append((wall, cpu() - before))
+    timings.setdefault(what, []).append((wall, cpu() - before))
 
 
-def theirs(steps: list[list[list[Record]]], found: dict[str, list[tuple[float, float]]]) -> None:
+def theirs(steps: list[list[list[Record]]], timings: dict[str, list[tuple[float, float]]]) -> None:
     import ray
     import transfer_queue as tq
 
@@ -47,13 +47,13 @@ def theirs(steps: list[list[list[Record]]], found: dict[str, list[tuple[float, f
     tq.init()
     try:
         for number, groups in enumerate(steps):
-            with spent("TransferQueue put", found):
+            with spent("TransferQueue put", timings):
                 keys = [
                     key
                     for i, records in enumerate(groups)
                     for key in put(records, f"{number}-{i}", number)
                 ]
-            with spent("TransferQueue get", found):
+            with spent("TransferQueue get", timings):
                 data = tq.kv_batch_get(keys=keys, partition_id="train")
                 rows = [row for name in ("input_ids", "response_mask") for row in data[name]]
             assert len(rows) == 2 * len(keys)
@@ -64,24 +64,24 @@ def theirs(steps: list[list[list[Record]]], found: dict[str, list[tuple[float, f
 
 
 def main() -> None:
-    found: dict[str, list[tuple[float, float]]] = {}
+    timings: dict[str, list[tuple[float, float]]] = {}
     steps: list[list[list[Record]]] = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(STEPS):
             batches = [group(number * GROUPS + i, SHAPE) for i in range(GROUPS)]
-            with spent("prorl put (files)", found):
+            with spent("prorl put (files)", timings):
                 run = write_run(Path(folder) / f"run-{number}", batches, "demo")
             with served(run) as where, connect(where) as client:
                 next(client.stream("demo", "warm", groups_per_batch=1))
-                with spent("prorl get", found):
+                with spent("prorl get", timings):
                     batch = next(client.stream("demo", "one", groups_per_batch=GROUPS))
                     assert batch.num_sequences == GROUPS * SHAPE.n
-                with spent("prorl get, as records", found):
+                with spent("prorl get, as records", timings):
                     steps.append(list(Feed(where, "demo", consumer="two")))
     tokens = sum(len(record.ids) for records in steps[0] for record in records)
-    theirs(steps, found)
+    theirs(steps, timings)
     print(f"{GROUPS} groups of {SHAPE.n}, {tokens:,} tokens, a step; median of {STEPS - 1}")
-    for what, rows in found.items():
+    for what, rows in timings.items():
         wall, cpu = (sorted(column[1:])[(STEPS - 1) // 2] for column in zip(*rows, strict=True))
         print(f"{what:24} {wall:7.3f} s {cpu:7.3f} CPU s")
 

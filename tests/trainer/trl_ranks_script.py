@@ -28,7 +28,7 @@ def main(location: str, model: str, folder: str, steps: str, rows: str) -> None:
         trainer.train()
     except UserError as error:
         ended = str(error)
-    found = [
+    trained_steps = [
         [
             ids[mask.bool()].tolist()
             for ids, mask, ours in zip(
@@ -38,8 +38,8 @@ def main(location: str, model: str, folder: str, steps: str, rows: str) -> None:
         ]
         for batch in seen
     ]
-    said = json.dumps({"steps": found, "ended": ended})
-    Path(folder, f"rank-{os.environ['RANK']}.json").write_text(said)
+    report = json.dumps({"steps": trained_steps, "ended": ended})
+    Path(folder, f"rank-{os.environ['RANK']}.json").write_text(report)
 
 
 if __name__ == "__main__":
