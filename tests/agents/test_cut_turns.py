@@ -33,8 +33,8 @@ def _beginnings(made: TemplateRenderer, ids: NDArray[np.int32]) -> Iterator[NDAr
             yield np.concatenate([ids[:end], part]).astype(np.int32)
 
 
-def _same(one: ToolCall, other: ToolCall) -> bool:
-    return (one.name, one.arguments) == (other.name, other.arguments)
+def _same(call: ToolCall, other: ToolCall) -> bool:
+    return (call.name, call.arguments) == (other.name, other.arguments)
 
 
 async def _check(model: Model, num_cuts: int | None) -> None:
@@ -42,14 +42,14 @@ async def _check(model: Model, num_cuts: int | None) -> None:
     if not made.family.shows_calls:
         pytest.skip("its template writes no calls; its grammar is tried in test_grammars.py")
     messages, tools = next(
-        found
-        for found in (conversation(model, seed) for seed in range(40))
-        if next(one for one in found[0] if one.role == "assistant").tool_calls
+        candidate
+        for candidate in (conversation(model, seed) for seed in range(40))
+        if next(message for message in candidate[0] if message.role == "assistant").tool_calls
     )
-    first = next(index for index, one in enumerate(messages) if one.role == "assistant")
+    first = next(index for index, message in enumerate(messages) if message.role == "assistant")
     whole = made.completion(messages[first])
-    said = made.parse(whole, made.prompt(messages[:first], tools), tools).tool_calls
-    assert said
+    expected_calls = made.parse(whole, made.prompt(messages[:first], tools), tools).tool_calls
+    assert expected_calls
     answer = made.completion(Message(role="assistant", content="I see."))
     cuts = list(_beginnings(made, whole))[1:]
     cuts = cuts if num_cuts is None else cuts[:: max(1, len(cuts) // num_cuts)]
@@ -57,17 +57,17 @@ async def _check(model: Model, num_cuts: int | None) -> None:
     for cut in cuts:
         env = ToolEnv()
         backend = Replies(sampled(whole), sampled(cut, finish=FinishReason.LENGTH), sampled(answer))
-        asked = replace(
+        attempt_context = replace(
             context(backend, env), renderer=made, messages=messages[:first], tools=tools
         )
-        trajectory = await NativeAgent().run(asked)
+        trajectory = await NativeAgent().run(attempt_context)
         check_exact(trajectory, backend)  # every sampled id is there, and trains
         assert len(backend.said) >= 2
         assert trajectory.failure.failure_class in (FailureClass.NONE, FailureClass.POLICY)
-        assert len(env.called) >= len(said)
-        for called, meant in zip(env.called, (*said, *said), strict=False):
+        assert len(env.called) >= len(expected_calls)
+        for called, meant in zip(env.called, (*expected_calls, *expected_calls), strict=False):
             assert called.error or _same(called, meant), made.tokenizer.decode(cut)
-        assert all(one.error for one in env.called[2 * len(said) :])
+        assert all(message.error for message in env.called[2 * len(expected_calls) :])
 
 
 @pytest.mark.parametrize("model", CALLING, ids=lambda model: model.name)

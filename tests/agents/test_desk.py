@@ -66,8 +66,8 @@ class Open:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port: int = one.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
         return port
 
 
@@ -94,9 +94,11 @@ async def scored(trajectory: Trajectory) -> float:
     return score.reward
 
 
-@pytest.mark.parametrize(("said", "reward"), [("24", 1.0), ("42", 0.0)])
-async def test_right_is_one_and_wrong_is_nothing(at: Open, said: str, reward: float) -> None:
-    running = at.attempt(said)
+@pytest.mark.parametrize(("reply", "reward"), [("24", 1.0), ("42", 0.0)])
+async def test_a_right_answer_earns_1_and_a_wrong_answer_0(
+    at: Open, reply: str, reward: float
+) -> None:
+    running = at.attempt(reply)
     lease = await at.lease()
     assert lease["task"]["data"] == {"answer": "24"}
     status, answer = await at.ask(lease)
@@ -117,13 +119,13 @@ async def test_its_own_failure_is_nobodys_reward(at: Open, code: str, failure: s
     assert caught.value.code == failure  # type: ignore[attr-defined]
 
 
-async def test_what_is_said_twice_is_heard_once_and_what_ends_otherwise_is_refused(
+async def test_a_repeated_outcome_is_idempotent_and_a_different_outcome_is_refused(
     at: Open,
 ) -> None:
     running = at.attempt()
     lease = await at.lease()
-    said = [await at.say(lease, "done", reward=r) for r in (1, 1, 0)]
-    assert said == [200, 200, 409]
+    statuses = [await at.say(lease, "done", reward=r) for r in (1, 1, 0)]
+    assert statuses == [200, 200, 409]
     assert await scored(await running) == 1.0
     assert [await at.say(lease, "done", reward=1), await at.say(lease, "alive")] == [200, 410]
 
@@ -141,7 +143,7 @@ async def test_after_a_cancel_all_of_it_is_over(at: Open) -> None:
     assert (await at.ask(lease))[0] == 410
 
 
-async def test_of_one_that_falls_silent_another_gets_the_next_attempt(
+async def test_the_next_attempt_of_a_silent_guest_goes_to_another(
     at: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(desk, "SILENT_S", 0.3)
@@ -177,9 +179,9 @@ async def test_wrong_keys_and_roles_are_refused(at: Open) -> None:
     running = at.attempt()
     for role, status in (("guest", 200), ("trainer", 403), ("viewer", 403)):
         token = KEYS.issue(role, runs=("another",))[1]
-        said = await at.post("/v1/guests/lake/lease", token, {"wait_s": 0.01})
-        assert said[0] == status
-        assert said[1] == [] or status != 200
+        reply = await at.post("/v1/guests/lake/lease", token, {"wait_s": 0.01})
+        assert reply[0] == status
+        assert reply[1] == [] or status != 200
     assert (await at.post("/v1/guests/lake/lease", "wrong"))[0] == 401
     assert (await at.post("/v1/guests/other/lease", "owner", {"wait_s": 0.01}))[1] == []
     lease = await at.lease(KEYS.issue("guest", runs=("run",))[1])
@@ -198,24 +200,24 @@ async def test_a_log_is_cut_and_of_an_outcome_its_digest_is_kept(at: Open) -> No
     lease = await at.lease()
     log = "begin " + "x" * 900_000 + " end"
     assert [await at.say(lease, "done", reward=1, log=log) for _ in range(2)] == [200, 200]
-    said = (await running).messages[-1].content
-    assert len(said) <= desk.MAX_LOG
-    assert said.endswith(" end")
+    content = (await running).messages[-1].content
+    assert len(content) <= desk.MAX_LOG
+    assert content.endswith(" end")
     assert sum(map(len, at.desk._outcome_digests.values())) <= 16
 
 
 async def test_a_row_that_waits_for_a_guest_has_no_slot_and_says_whom_it_waits_for() -> None:
-    heard: list[bool] = []
-    async with opened(lambda key, waits: heard.append(waits)) as at:
+    waiting_flags: list[bool] = []
+    async with opened(lambda key, waits: waiting_flags.append(waits)) as at:
         first, second = at.attempt(queue_s=0.5), at.attempt()
         await asyncio.sleep(0)
         while at.desk.waits_for != {"run": {"lake": 2}}:
             await asyncio.sleep(0.01)
-        assert heard == [True, True]
+        assert waiting_flags == [True, True]
         assert (await first).failure.code is FailureCode.STAGE_ERROR
         assert await at.say(await at.lease(), "done", reward=1) == 200
         await second
-        assert (heard[2:], at.desk.waits_for) == ([False, False], {})
+        assert (waiting_flags[2:], at.desk.waits_for) == ([False, False], {})
 
 
 async def test_waiting_for_a_guest_costs_nothing_and_ends(at: Open) -> None:
@@ -228,14 +230,14 @@ async def test_waiting_for_a_guest_costs_nothing_and_ends(at: Open) -> None:
     )
 
 
-async def test_one_script_is_a_guest_here_and_there(at: Open, tmp_path: Path) -> None:
+async def test_the_same_script_is_a_guest_locally_and_remotely(at: Open, tmp_path: Path) -> None:
     """`pull.py` leases, and starts what RUN would start."""
     script = tmp_path / "half.py"
     script.write_text(ASK + GRADE)
     argv = [sys.executable, "-S", PULL, at.url, "lake", "2", "--", sys.executable, script]
     env = {"PRORL_TOKEN": KEYS.issue("guest")[1], "PATH": os.environ["PATH"]}
     process = await asyncio.create_subprocess_exec(*map(str, argv), env=env)
-    trajectories = await asyncio.gather(*(at.attempt(said) for said in ("24", "42", "24")))
+    trajectories = await asyncio.gather(*(at.attempt(answer) for answer in ("24", "42", "24")))
     assert [await scored(each) for each in trajectories] == [1.0, 0.0, 1.0]
     process.terminate()
     assert await process.wait() == 0
@@ -245,7 +247,7 @@ async def test_from_another_host_over_tls_that_plain_clients_believe(tmp_path: P
     """The authority is all that they need; who they are says their token."""
     pytest.importorskip("cryptography", reason="connections between hosts need the extra `tls`")
     prepare(tmp_path, "https://127.0.0.1:1", KEYS)
-    shown = LiveCredentials(tmp_path / "tls" / SERVICE_FILE)
+    credentials = LiveCredentials(tmp_path / "tls" / SERVICE_FILE)
     url = f"https://127.0.0.1:{(port := free_port())}"
     ask = (
         "import urllib.request as u, sys\n"
@@ -253,12 +255,15 @@ async def test_from_another_host_over_tls_that_plain_clients_believe(tmp_path: P
         " {'authorization': 'Bearer owner'})\n"
         "print(u.urlopen(r).read().decode())"
     )
-    async with serving(Desk(("127.0.0.1", port, url), KEYS, "secret", shown)):
-        for believed, said in ((AUTHORITY_FILE, b"[]"), ("nothing", b"CERTIFICATE_VERIFY_FAILED")):
+    async with serving(Desk(("127.0.0.1", port, url), KEYS, "secret", credentials)):
+        for believed, expected in (
+            (AUTHORITY_FILE, b"[]"),
+            ("nothing", b"CERTIFICATE_VERIFY_FAILED"),
+        ):
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-c", ask),
                 env={"SSL_CERT_FILE": str(tmp_path / "tls" / believed)},
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
             )
-            assert said in (await process.communicate())[0]
+            assert expected in (await process.communicate())[0]

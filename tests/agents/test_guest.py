@@ -44,13 +44,13 @@ def guest(script: str) -> Task:
     return make_task("guest", "Half of 48?", argv=argv, answer="24")
 
 
-def left() -> set[str]:
+def guest_folders() -> set[str]:
     return {path.name for path in Path(tempfile.gettempdir()).glob("prorl-guest-*")}
 
 
-@pytest.mark.parametrize(("said", "reward"), [("24", 1.0), ("42", 0.0)])
-async def test_right_is_one_and_wrong_is_nothing(said: str, reward: float) -> None:
-    played = await play(get_env("guest"), guest(GRADE), Replies(said))
+@pytest.mark.parametrize(("answer", "reward"), [("24", 1.0), ("42", 0.0)])
+async def test_a_right_answer_earns_1_and_a_wrong_answer_0(answer: str, reward: float) -> None:
+    played = await play(get_env("guest"), guest(GRADE), Replies(answer))
     assert played.reward == reward
     assert {part.name: part.weight for part in played.score.parts} == {"reward": 1.0, "seen": 0.0}
     assert len(played.trajectory.turns) == 1
@@ -87,11 +87,11 @@ async def test_the_last_word_counts_and_what_it_started_ends_with_it() -> None:
         "import subprocess; p = subprocess.Popen(['sleep', '999'], start_new_session=True)\n"
         "print(p.pid); leave(reward=0); leave(reward=1)"
     )
-    before = left()
+    before = guest_folders()
     played = await play(get_env("guest"), guest(script), Replies())
     assert played.reward == 1.0
     assert not Path(f"/proc/{played.trajectory.messages[-1].content}").exists()
-    assert left() == before
+    assert guest_folders() == before
 
 
 @pytest.mark.slow
@@ -110,11 +110,11 @@ async def test_two_hundred_at_once_of_which_some_die_hang_up_and_say_it_twice() 
             0.5,
         ),
     )
-    before, desk = left(), Desk()
+    before, desk = guest_folders(), Desk()
 
-    async def one(number: int) -> float | str | None:
-        script, said, _ = scripts[number % len(scripts)]
-        made = attempt(guest(script), said, said, said, turns=3)
+    async def reward_of(number: int) -> float | str | None:
+        script, reply, _ = scripts[number % len(scripts)]
+        made = attempt(guest(script), reply, reply, reply, turns=3)
         made.desk = desk
         trajectory = await get_agent("guest").run(made)
         if trajectory.failure.code is FailureCode.NONE:
@@ -123,9 +123,9 @@ async def test_two_hundred_at_once_of_which_some_die_hang_up_and_say_it_twice() 
         code = trajectory.failure.code
         return None if code is FailureCode.EVAL_FAILED else str(trajectory.failure)
 
-    rewards = await asyncio.gather(*map(one, range(200)))
+    rewards = await asyncio.gather(*map(reward_of, range(200)))
     assert rewards == [scripts[number % len(scripts)][2] for number in range(200)]
-    assert left() == before
+    assert guest_folders() == before
 
 
 async def test_while_it_waits_for_its_turn_its_time_stands_still() -> None:
@@ -154,7 +154,9 @@ def attempt(task: Task, *replies: Reply, run_s: float = 60.0, turns: int = 2) ->
         ("ask('x'); ask('y'); ask('z')", "max_turns"),  # the policy's budget: the policy's
     ],
 )
-async def test_whose_time_or_budget_it_was(script: str, code: str) -> None:
+async def test_an_exhausted_time_or_turn_budget_decides_the_failure_code(
+    script: str, code: str
+) -> None:
     before = set(descendants(os.getpid()))
     trajectory = await get_agent("guest").run(attempt(guest(script), "a", "b", "c", run_s=4.0))
     assert trajectory.failure.code == code, trajectory.failure.message
@@ -185,16 +187,16 @@ def test_it_ends_with_its_worker_however_that_dies(number: signal.Signals) -> No
         "task = guest(script); task.data['pid'] = sys.argv[1]\n"
         "asyncio.run(get_agent('guest').run(attempt(task)))"
     )
-    before = left()
+    before = guest_folders()
     with tempfile.TemporaryDirectory() as folder:
-        said = Path(folder) / "pid!"
-        with subprocess.Popen([sys.executable, "-c", worker, str(said)[:-1]]) as process:
-            while not said.exists():
+        pid_file = Path(folder) / "pid!"
+        with subprocess.Popen([sys.executable, "-c", worker, str(pid_file)[:-1]]) as process:
+            while not pid_file.exists():
                 assert process.poll() is None
                 signal.sigtimedwait([], 0.05)
             process.send_signal(number)
-        pid = Path(f"/proc/{said.read_text().strip()}")
-        while pid.exists() or left() - before:
+        pid = Path(f"/proc/{pid_file.read_text().strip()}")
+        while pid.exists() or guest_folders() - before:
             signal.sigtimedwait([], 0.05)
 
 

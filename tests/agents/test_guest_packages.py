@@ -262,8 +262,8 @@ WRITTEN = {
 
 
 def _answers(port: int) -> bool:
-    with socket.socket() as one:
-        return one.connect_ex(("127.0.0.1", port)) == 0
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @asynccontextmanager
@@ -284,7 +284,9 @@ async def world(name: str, at: Path, folder: Path) -> AsyncIterator[dict[str, Js
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-async def test_right_is_one_and_wrong_is_not(name: str, tmp_path: Path) -> None:
+async def test_a_right_answer_is_rewarded_and_a_wrong_answer_is_not(
+    name: str, tmp_path: Path
+) -> None:
     at = VENVS / ("gem" if name.startswith("the") else name) / "bin"
     if not at.exists():
         pytest.skip(f"no environment of {name} at {VENVS}: make test-adapters makes it")
@@ -307,10 +309,10 @@ async def test_right_is_one_and_wrong_is_not(name: str, tmp_path: Path) -> None:
         return await play(get_env("guest"), task, Replies(*replies), limits=limits)
 
     async with world(name, at, tmp_path) as more:
-        for said, expected in ((right, True), (wrong, False)):
-            one = await played(data | more, said)
-            assert (one.reward == 1.0) is expected
-            assert len(one.trajectory.sequences) == 1
+        for answer, expected in ((right, True), (wrong, False)):
+            outcome = await played(data | more, answer)
+            assert (outcome.reward == 1.0) is expected
+            assert len(outcome.trajectory.sequences) == 1
     broken = {key: "none such" for key in data if key != "answer"}
     with pytest.raises(RolloutError) as caught:
         await played(broken, wrong)

@@ -115,8 +115,8 @@ def check_exact(trajectory: Trajectory, backend: Replies) -> None:
     spans = [
         ids[start:end] for start, end, kept in zip(starts, ends, is_sampled, strict=True) if kept
     ]
-    said = [completion.token_ids_C for completion in backend.said]
-    np.testing.assert_array_equal(np.concatenate([*spans, []]), np.concatenate([*said, []]))
+    sampled_ids = [completion.token_ids_C for completion in backend.said]
+    np.testing.assert_array_equal(np.concatenate([*spans, []]), np.concatenate([*sampled_ids, []]))
 
 
 texts = st.lists(st.one_of(st.text(max_size=8), st.sampled_from(SPECIALS))).map("".join)
@@ -137,11 +137,13 @@ replies = st.lists(st.one_of(messages.map(RENDERER.completion), raw_ids), min_si
 
 @given(replies, texts)
 @settings(max_examples=60, deadline=None)
-def test_ids_are_exact_whatever_is_sampled(said: Sequence[NDArray[np.int32]], output: str) -> None:
+def test_ids_are_exact_whatever_is_sampled(
+    completions: Sequence[NDArray[np.int32]], output: str
+) -> None:
     """The ids of each prompt start with the earlier prompt and completion, over random tool
     conversations.
     """
-    backend = Replies(*(sampled(ids) for ids in said), *[ANSWER] * 5)
+    backend = Replies(*(sampled(ids) for ids in completions), *[ANSWER] * 5)
     trajectory = asyncio.run(
         NativeAgent().run(
             context(backend, ToolEnv(lambda call: output), RolloutLimits(max_turns=5))
@@ -192,14 +194,16 @@ async def test_a_good_attempt_leaves_everything() -> None:
 
 
 async def test_a_repeated_attempt_sends_the_same_seeds() -> None:
-    one, two, other = Replies(CALL, ANSWER), Replies(CALL, ANSWER), Replies(CALL, ANSWER)
-    for backend, sample in ((one, 0), (two, 0), (other, 1)):
+    first, two, other = Replies(CALL, ANSWER), Replies(CALL, ANSWER), Replies(CALL, ANSWER)
+    for backend, sample in ((first, 0), (two, 0), (other, 1)):
         await NativeAgent().run(context(backend, sample_index=sample))
-    assert [request.seed for request in one.requests] == [request.seed for request in two.requests]
-    assert one.requests[0].seed != other.requests[0].seed
+    assert [request.seed for request in first.requests] == [
+        request.seed for request in two.requests
+    ]
+    assert first.requests[0].seed != other.requests[0].seed
 
 
-async def test_broken_calls_are_told_to_the_policy() -> None:
+async def test_broken_calls_are_reported_to_the_policy() -> None:
     broken = np.concatenate(
         [[TOKENIZER.specials["<tool_call>"]], TOKENIZER.encode("{oops")]
     ).astype(np.int32)
@@ -523,5 +527,5 @@ async def test_a_prompt_that_does_not_fit_is_the_tasks_fault() -> None:
         ),
     ],
 )
-def test_what_the_policy_is_told(result: ToolResult, text: str) -> None:
+def test_a_tool_result_is_rendered_for_the_policy(result: ToolResult, text: str) -> None:
     assert tool_text(result, 5.0) == text

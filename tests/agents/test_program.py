@@ -94,11 +94,13 @@ async def test_a_loop_of_ones_own_mends_a_repository_in_a_sandbox_without_networ
     calc = next(iter(load_tasks(str(Path(__file__).parents[1] / "envs" / "swe_tasks.jsonl"))))
     mend = """sed -i 's/text.strip()/text.strip().replace(",", "")/' calc/parse.py; git diff"""
     agent = f"command: python3 -c {shlex.quote(LOOP)}"
-    said = Replies(bash("ls"), bash(mend), "It is mended.")
-    played = await play(get_env("swe"), calc, said, boxes=isolated(), agent=agent)
+    backend = Replies(bash("ls"), bash(mend), "It is mended.")
+    played = await play(get_env("swe"), calc, backend, boxes=isolated(), agent=agent)
     assert played.reward == 1.0
     (sequence,) = played.trajectory.sequences
-    assert sum(map(len, [one.token_ids_C for one in said.said])) == len(sequence.logprobs_C)
+    assert sum(map(len, [completion.token_ids_C for completion in backend.said])) == len(
+        sequence.logprobs_C
+    )
 
 
 NOTE = bash("echo mine > note")
@@ -144,7 +146,7 @@ async def test_its_end_is_the_attempts(
         assert "python3 ended with exit status" in trajectory.messages[-1].content
 
 
-async def test_one_that_is_not_there_is_the_tasks_mistake(tmp_path: Path) -> None:
+async def test_a_missing_program_is_the_tasks_mistake(tmp_path: Path) -> None:
     trajectory = await get_agent("command: nonesuch").run(attempt(tmp_path))
     assert trajectory.failure.code is FailureCode.BAD_TASK
     assert "nonesuch ended with exit status 127" in trajectory.failure.message
@@ -194,7 +196,7 @@ async def test_a_cancel_in_the_middle_of_a_call_ends_it(tmp_path: Path) -> None:
     assert not Path(f"/proc/{(tmp_path / 'note').read_text().split()[0]}").exists()
 
 
-async def test_what_another_worker_began_is_not_gone_on_with(tmp_path: Path) -> None:
+async def test_an_attempt_begun_by_another_worker_is_not_resumed(tmp_path: Path) -> None:
     made = replace(attempt(tmp_path, "done"), journal=AttemptJournal(epoch=1))
     assert (await program(LOOP).run(made)).failure.code is FailureCode.WORKER_LOST
 
@@ -276,7 +278,7 @@ def test_its_packages_join_those_of_a_task_without_image() -> None:
 
 
 @pytest.mark.parametrize("name", ["command:", "command: 'a", "mini-swe-agnet"])
-def test_a_wrong_name_is_one_line(name: str) -> None:
+def test_a_wrong_name_is_refused_in_a_single_line(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_agent(name)
     assert "\n" not in str(caught.value)

@@ -152,18 +152,18 @@ class Scripted:
         last = case.call(done) if case.agent == "mini-swe-agent" else None
         ending = last or Message(role="assistant", content=case.last)
         self._replies = [case.call("ls"), case.call(MEND), ending]
-        self.asked = list[str]()
+        self.prompts = list[str]()
 
     async def generate(self, request: GenerateRequest) -> Completion:
         prompt = RENDERER.tokenizer.decode(request.prompt_ids_L)
-        self.asked.append(prompt)
+        self.prompts.append(prompt)
         if not self._case.tool:
-            said = Message(role="assistant", content=WHOLE)
+            message = Message(role="assistant", content=WHOLE)
         elif "# Tools" in prompt:
-            said = self._replies.pop(0)
+            message = self._replies.pop(0)
         else:
-            said = Message(role="assistant", content="A title.")
-        return sampled(RENDERER.completion(said)[: request.sampling.max_tokens])
+            message = Message(role="assistant", content="A title.")
+        return sampled(RENDERER.completion(message)[: request.sampling.max_tokens])
 
     async def close(self) -> None:
         pass
@@ -183,18 +183,18 @@ def task(case: Case) -> Task:
 async def test_it_mends_a_repository(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", LAYERS)
     case = CASES[name]
-    said = Scripted(case)
+    backend = Scripted(case)
     limits = RolloutLimits(run_s=300.0, max_turns=30, max_tokens=1 << 20)
     began_s = time.process_time()
     played = await play(
-        get_env("swe"), task(case), said, boxes=isolated(), limits=limits, agent=case.agent
+        get_env("swe"), task(case), backend, boxes=isolated(), limits=limits, agent=case.agent
     )
-    cpu_ms = 1e3 * (time.process_time() - began_s) / len(said.asked)
+    cpu_ms = 1e3 * (time.process_time() - began_s) / len(backend.prompts)
     trajectory, last = played.trajectory, played.trajectory.messages[-1].content
     # INIT, RUN and EVAL of the rollout, without the program's own process
     print(f"{name}: {cpu_ms:.0f} ms of CPU a call;", trajectory.door, last[-100:])
     assert played.reward == 1.0, last
-    assert len(said.asked) == len(trajectory.turns) == case.calls
+    assert len(backend.prompts) == len(trajectory.turns) == case.calls
     assert len(trajectory.sequences) == case.sequences
     assert trajectory.door.continued_calls == case.calls - case.sequences
     assert trajectory.door.retokenization_mismatches == 0
@@ -243,16 +243,18 @@ async def fed_back(kind: str, url: str, model: Path, sequence: Sequence) -> np.n
             aiohttp.ClientSession() as session,
             session.post(f"{url}/v1/completions", json=body | {"temperature": 1.0}) as answer,
         ):
-            said = (await answer.json())["choices"][0]["prompt_logprobs"]
-        return np.array([said[i][str(ids[i])]["logprob"] for i in range(1, len(ids))])
+            prompt_logprobs = (await answer.json())["choices"][0]["prompt_logprobs"]
+        return np.array([prompt_logprobs[i][str(ids[i])]["logprob"] for i in range(1, len(ids))])
     torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")
     from transformers import AutoModelForCausalLM
 
     weights: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     with torch.no_grad():
         logits = weights(torch.from_numpy(ids).long()[None]).logits[0, :-1]
-    found = logits.log_softmax(-1).gather(1, torch.from_numpy(ids).long()[1:, None])[:, 0]
-    return np.asarray(found.numpy())
+    sampled_logprobs = logits.log_softmax(-1).gather(1, torch.from_numpy(ids).long()[1:, None])[
+        :, 0
+    ]
+    return np.asarray(sampled_logprobs.numpy())
 
 
 @pytest.mark.parametrize(
@@ -272,18 +274,18 @@ async def test_stored_ids_fed_back_to_the_engine_give_their_logprobs(
         backend = VllmBackend(server.url, TOYS.vocab_size)
         for name in ("mini-swe-agent", "codex", "pydantic-ai", "openai-agents"):
             case, env = CASES[name], get_env("swe")
-            asked = task(case)
+            swe_task = task(case)
             agent = case.agent.replace("command: ", "command: env MORE=2 ", 1)
-            spec = env.sandbox(asked, Stage.RUN)
+            spec = env.sandbox(swe_task, Stage.RUN)
             if (program := program_of(agent)) is not None:
                 spec = program.sandbox(spec)
             assert spec is not None
             async with isolated()(spec) as sandbox:
-                await env.prepare(asked, sandbox)
+                await env.prepare(swe_task, sandbox)
                 context = AttemptContext(
-                    task=asked,
+                    task=swe_task,
                     env=env,
-                    messages=env.messages(asked),
+                    messages=env.messages(swe_task),
                     tools=(),
                     renderer=TOYS,
                     backend=backend,
@@ -298,12 +300,14 @@ async def test_stored_ids_fed_back_to_the_engine_give_their_logprobs(
             assert trajectory.turns, trajectory.failure.message
             gap, tokens = 0.0, 0
             for sequence in trajectory.sequences:
-                said = await fed_back(kind, server.url, long_toy, sequence)
+                engine_logprobs = await fed_back(kind, server.url, long_toy, sequence)
                 widths = np.diff([0, *sequence.span_end_S])
                 sampled_L = np.repeat(sequence.span_kind_S, widths) != SpanKind.CONTEXT
-                found = said[np.flatnonzero(sampled_L) - 1]
-                gap = max(gap, float(np.abs(found - sequence.logprobs_C).max(initial=0.0)))
-                tokens += len(found)
+                sampled_logprobs = engine_logprobs[np.flatnonzero(sampled_L) - 1]
+                gap = max(
+                    gap, float(np.abs(sampled_logprobs - sequence.logprobs_C).max(initial=0.0))
+                )
+                tokens += len(sampled_logprobs)
             calls = len(trajectory.turns)
             print(kind, name, calls, len(trajectory.sequences), tokens, gap, trajectory.door)
             assert tokens > 0

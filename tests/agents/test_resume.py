@@ -78,30 +78,30 @@ def journal_of(
 
 
 def drive(journal: AttemptJournal, replies: Replies, env: ToolEnv) -> Trajectory:
-    given = context(replies, env, RolloutLimits(max_tokens=1 << 14), journal=journal)
-    return asyncio.run(NativeAgent().run(given))
+    attempt_context = context(replies, env, RolloutLimits(max_tokens=1 << 14), journal=journal)
+    return asyncio.run(NativeAgent().run(attempt_context))
 
 
-def check_same(one: Trajectory, other: Trajectory) -> None:
-    assert [s.segment for s in one.sequences] == [s.segment for s in other.sequences]
-    for ours, theirs in zip(one.sequences, other.sequences, strict=True):
+def check_same(trajectory: Trajectory, other: Trajectory) -> None:
+    assert [s.segment for s in trajectory.sequences] == [s.segment for s in other.sequences]
+    for ours, theirs in zip(trajectory.sequences, other.sequences, strict=True):
         for name in (
             *("token_ids_L", "logprobs_C", "span_end_S", "span_kind_S"),
             *("span_version_S", "span_turn_S", "span_temperature_S"),
         ):
             np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
-    assert one.messages == other.messages
-    assert [(t.turn, t.segment, t.prompt_tokens, t.tool_calls) for t in one.turns] == [
+    assert trajectory.messages == other.messages
+    assert [(t.turn, t.segment, t.prompt_tokens, t.tool_calls) for t in trajectory.turns] == [
         (t.turn, t.segment, t.prompt_tokens, t.tool_calls) for t in other.turns
     ]
-    assert (one.artifact, one.stop_reason, one.failure) == (
+    assert (trajectory.artifact, trajectory.stop_reason, trajectory.failure) == (
         other.artifact,
         other.stop_reason,
         other.failure,
     )
 
 
-def test_taken_over_after_each_record_the_trajectory_is_the_same() -> None:
+def test_resumed_after_any_record_the_trajectory_is_equal() -> None:
     log, env = Log(), Repeatable()
     whole = drive(AttemptJournal(log), Replies(*REPLIES), env)
     assert whole.stop_reason is StopReason.DONE
@@ -161,14 +161,14 @@ class InSandbox(Repeatable):
         return ToolResult(output="out")
 
 
-def test_what_the_sandbox_does_not_know_is_told() -> None:
+def test_a_call_that_the_sandbox_does_not_remember_is_reported_to_the_policy() -> None:
     log = Log()
     drive(AttemptJournal(log), Replies(*REPLIES), Repeatable())
     sandbox, env = Remembering(), InSandbox()
-    given = context(
+    attempt_context = context(
         Replies(*REPLIES[1:]), env, sandbox=sandbox, journal=journal_of(log.records[:1], Log())
     )
-    resumed = asyncio.run(NativeAgent().run(given))
+    resumed = asyncio.run(NativeAgent().run(attempt_context))
     assert [m.content for m in resumed.messages if m.role == "tool"][:2] == [UNKNOWN, "out"]
     assert sandbox.marks[:4] == [CallId(1, 0, 0), None, CallId(1, 0, 1), None]
 
@@ -179,8 +179,10 @@ def test_the_budget_goes_on_from_what_was_spent() -> None:
     journal = journal_of(log.records[:2], Log())
     assert journal.spent_s == log.records[1].spent_s
     deadline = Deadline(max(0.0, 0.0 - journal.spent_s))
-    given = context(Replies(*REPLIES[1:]), Repeatable(), journal=journal, deadline=deadline)
-    resumed = asyncio.run(NativeAgent().run(given))
+    attempt_context = context(
+        Replies(*REPLIES[1:]), Repeatable(), journal=journal, deadline=deadline
+    )
+    resumed = asyncio.run(NativeAgent().run(attempt_context))
     assert resumed.stop_reason is StopReason.DEADLINE
     assert len(resumed.turns) == 1
 
@@ -189,17 +191,19 @@ class Mixture(Replies):
     """Says of each token which experts it went through: its id and its place."""
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        said = await super().generate(request)
-        ids = np.concatenate([request.prompt_ids_L, said.token_ids_C])
+        completion = await super().generate(request)
+        ids = np.concatenate([request.prompt_ids_L, completion.token_ids_C])
         routed_experts = np.stack([ids % 100, np.arange(len(ids))], axis=1).astype(np.int16)
-        return replace(said, routed_experts=routed_experts[request.routing_from : -1])
+        return replace(completion, routed_experts=routed_experts[request.routing_from : -1])
 
 
-def test_experts_are_taken_over_with_the_turns() -> None:
+def test_resumed_turns_keep_their_routed_experts() -> None:
     def mixed(journal: AttemptJournal, replies: Replies) -> Sequence[Segment]:
         limits = RolloutLimits(max_tokens=1 << 14)
-        given = context(replies, Repeatable(), limits, journal=journal, routed_experts=True)
-        return asyncio.run(NativeAgent().run(given)).sequences
+        attempt_context = context(
+            replies, Repeatable(), limits, journal=journal, routed_experts=True
+        )
+        return asyncio.run(NativeAgent().run(attempt_context)).sequences
 
     log = Log()
     (whole,) = mixed(AttemptJournal(log), Mixture(*REPLIES))
@@ -208,14 +212,14 @@ def test_experts_are_taken_over_with_the_turns() -> None:
     np.testing.assert_array_equal(whole.routed_experts[:, 1], np.arange(len(whole.token_ids_L) - 1))
     for count in range(len(log.records) + 1):
         past = log.records[:count]
-        left = REPLIES[sum(isinstance(record, RecordedCall) for record in past) :]
-        (again,) = mixed(journal_of(past, Log()), Mixture(*left))
+        remaining_replies = REPLIES[sum(isinstance(record, RecordedCall) for record in past) :]
+        (again,) = mixed(journal_of(past, Log()), Mixture(*remaining_replies))
         assert again.routed_experts is not None
         np.testing.assert_array_equal(again.routed_experts, whole.routed_experts)
 
 
 def test_a_server_without_experts_is_refused_where_a_run_asks_for_them() -> None:
-    given = context(Replies(*REPLIES), Repeatable(), routed_experts=True)
-    trajectory = asyncio.run(NativeAgent().run(given))
+    attempt_context = context(Replies(*REPLIES), Repeatable(), routed_experts=True)
+    trajectory = asyncio.run(NativeAgent().run(attempt_context))
     assert trajectory.failure.code is FailureCode.BACKEND_PROTOCOL
     assert "--enable-return-routed-experts" in trajectory.failure.message

@@ -38,19 +38,19 @@ from tests.agents.test_native import context
 from tests.agents.test_resume import Log
 from tests.backends.misbehaving import Misbehaving, Mode
 
-SAID = [Message(role="assistant", content=text) for text in ("one", "two", "three")]
+REPLIES = [Message(role="assistant", content=text) for text in ("one", "two", "three")]
 
 
 async def test_at_most_as_many_tokens_as_the_caller_wants() -> None:
-    given = context(Replies(*SAID))
-    sampler = Sampler(given)
-    sampler.record.sequence.context(RENDERER.prompt(given.messages, ()), turn=0)
+    attempt_context = context(Replies(*REPLIES))
+    sampler = Sampler(attempt_context)
+    sampler.record.sequence.context(RENDERER.prompt(attempt_context.messages, ()), turn=0)
     completion = await sampler.sample(sampler.record.sequence, turn=0, max_tokens=2)
     assert (len(completion.token_ids_C), completion.finish_reason) == (2, FinishReason.LENGTH)
 
 
-async def _turns(given: AttemptContext, prompts: list[str]) -> Sampler:
-    sampler = Sampler(given)
+async def _turns(attempt_context: AttemptContext, prompts: list[str]) -> Sampler:
+    sampler = Sampler(attempt_context)
     for turn, prompt in enumerate(prompts):
         sampler.record.sequence.context(ByteTokenizer().encode(prompt), turn=turn)
         await sampler.sample(sampler.record.sequence, turn=turn)
@@ -60,7 +60,7 @@ async def _turns(given: AttemptContext, prompts: list[str]) -> Sampler:
 async def test_a_recorded_completion_answers_only_for_an_equal_prompt() -> None:
     """A harness that asks something else in its next life is not given what was said before."""
     log = Log()
-    await _turns(context(Replies(*SAID), journal=AttemptJournal(log)), ["a", "b", "c"])
+    await _turns(context(Replies(*REPLIES), journal=AttemptJournal(log)), ["a", "b", "c"])
     records = [record for record in log.records if isinstance(record, RecordedCall)]
     assert all(len(record.prompt) == 16 for record in records)
 
@@ -73,7 +73,7 @@ async def test_a_recorded_completion_answers_only_for_an_equal_prompt() -> None:
     same = Replies()
     again = await _turns(context(same, journal=past()), ["a", "b", "c"])
     assert (len(same.prompts), len(again.record.turns)) == (0, 3)
-    other = Replies(*SAID[1:])
+    other = Replies(*REPLIES[1:])
     await _turns(context(other, journal=past()), ["a", "another", "c"])
     assert len(other.prompts) == 2, "the rest is of another past, too"
 
@@ -99,8 +99,8 @@ async def test_a_thought_that_outlasts_the_deadline_is_kept(cancels: bool) -> No
     """What was sampled until then is the policy's, and trains: else long thoughts cost nothing."""
     is_cancelled = False
     deadline = Deadline(60.0 if cancels else 0.5)
-    given = context(_Speaks(), deadline=deadline, cancelled=lambda: is_cancelled)
-    running = asyncio.ensure_future(NativeAgent().run(given))
+    attempt_context = context(_Speaks(), deadline=deadline, cancelled=lambda: is_cancelled)
+    running = asyncio.ensure_future(NativeAgent().run(attempt_context))
     if cancels:
         await asyncio.sleep(0.5)
         is_cancelled = True
@@ -121,7 +121,7 @@ async def test_a_thought_over_http_that_outlasts_the_deadline_is_kept_with_its_v
         async def opened(url: str, renderer: AnyRenderer, keyed: bool) -> Backend:
             return VllmBackend(url, RENDERER.vocab_size, model="m")
 
-        async def ask(asked: Failover) -> Assigned:
+        async def ask(failover: Failover) -> Assigned:
             raise AssertionError
 
         backends, deadline = Backends(opened), Deadline(1.0)
@@ -144,23 +144,23 @@ async def test_a_thought_over_http_that_outlasts_the_deadline_is_kept_with_its_v
 
 async def test_a_turn_that_was_cut_behind_its_stop_token_does_not_go_on() -> None:
     """The server died, or was paused, between the last token and the word that it was the last."""
-    backend = Replies(sampled(RENDERER.completion(SAID[0]), finish=FinishReason.ABORT))
+    backend = Replies(sampled(RENDERER.completion(REPLIES[0]), finish=FinishReason.ABORT))
     trajectory = await NativeAgent().run(context(backend))
     assert (trajectory.stop_reason, len(backend.prompts)) == (StopReason.DONE, 1)
 
 
 async def test_a_turn_that_was_cut_behind_all_its_tokens_has_its_length() -> None:
     """The server died between the last token that there was room for and the word that it was."""
-    ids = RENDERER.completion(SAID[0])[:-1]
-    given = context(
+    ids = RENDERER.completion(REPLIES[0])[:-1]
+    attempt_context = context(
         Replies(sampled(ids, finish=FinishReason.ABORT)),
         sampling=SamplingParams(max_tokens=len(ids)),
     )
-    sampler = Sampler(given)
-    sampler.record.sequence.context(RENDERER.prompt(given.messages, ()), turn=0)
-    said = await sampler.sample(sampler.record.sequence, turn=0)
-    assert said.finish_reason is FinishReason.LENGTH
-    np.testing.assert_array_equal(said.token_ids_C, ids)
+    sampler = Sampler(attempt_context)
+    sampler.record.sequence.context(RENDERER.prompt(attempt_context.messages, ()), turn=0)
+    completion = await sampler.sample(sampler.record.sequence, turn=0)
+    assert completion.finish_reason is FinishReason.LENGTH
+    np.testing.assert_array_equal(completion.token_ids_C, ids)
 
 
 identities = st.tuples(st.integers(0, 2**62), st.text(), *([st.integers(0, 1000)] * 4))

@@ -37,18 +37,18 @@ def drive(
     backend: Replies, journal: AttemptJournal | None = None, env: Env | None = None, **more: object
 ) -> Trajectory:
     limits = more.pop("limits", RolloutLimits(max_tokens=1 << 14))
-    given = context(
+    attempt_context = context(
         backend,
         env or Guessing(),
         limits,  # type: ignore[arg-type]
         **({"journal": journal} if journal else {}),
         **more,
     )
-    given = replace(given, task=TASK, messages=Guessing().messages(TASK))
-    return asyncio.run(NativeAgent().run(replace(given, tools=Guessing().tools(TASK))))
+    attempt_context = replace(attempt_context, task=TASK, messages=Guessing().messages(TASK))
+    return asyncio.run(NativeAgent().run(replace(attempt_context, tools=Guessing().tools(TASK))))
 
 
-def test_what_the_env_says_is_a_user_message_whose_tokens_are_context() -> None:
+def test_a_reply_of_the_env_is_a_user_message_of_context_tokens() -> None:
     backend = Replies(*REPLIES)
     played = drive(backend)
     assert played.stop_reason is StopReason.DONE
@@ -70,7 +70,7 @@ def test_what_the_env_says_is_a_user_message_whose_tokens_are_context() -> None:
         assert any(kind == SpanKind.CONTEXT and np.array_equal(ids, bridge) for kind, ids in spans)
 
 
-def test_taken_over_after_each_record_the_env_goes_on_from_its_state() -> None:
+def test_resumed_after_any_record_the_env_continues_from_its_state() -> None:
     """It draws at random, so a turn that was asked for twice would be seen."""
     log = Log()
     whole = drive(Replies(*REPLIES), AttemptJournal(log))
@@ -112,8 +112,8 @@ def test_where_the_template_rewrites_its_past_a_turn_begins_a_sequence() -> None
     assert [SpanKind.TRAINED in sequence.span_kind_S for sequence in alone] == [True, False]
     for count in (2, 3, 4):
         past = log.records[:count]
-        num_left = 2 - sum(isinstance(record, RecordedCall) for record in past)
-        again = drive(Replies(*["7"][:num_left]), journal_of(past, Log()), renderer=renderer)
+        num_remaining = 2 - sum(isinstance(record, RecordedCall) for record in past)
+        again = drive(Replies(*["7"][:num_remaining]), journal_of(past, Log()), renderer=renderer)
         check_same(again, played)
 
 
@@ -130,7 +130,7 @@ class _Spoils(Guessing):
         return "Go on."
 
 
-def test_a_hook_that_spoils_its_state_leaves_the_one_before() -> None:
+def test_a_hook_that_spoils_its_state_keeps_the_previous_state() -> None:
     played = drive(Replies("5", "6"), env=_Spoils())
     assert (played.failure.code, played.env_state) == (FailureCode.BAD_TASK, '{"it":1}')
     assert "no JSON" in played.failure.message

@@ -170,16 +170,16 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-async def drive(path: Path, name: str, given: AttemptContext) -> Trajectory:
-    return await get_agent(f"{path}:{name}").run(given)
+async def drive(path: Path, name: str, attempt_context: AttemptContext) -> Trajectory:
+    return await get_agent(f"{path}:{name}").run(attempt_context)
 
 
-def said(*texts: str) -> Replies:
+def replies_of(*texts: str) -> Replies:
     return Replies(*(Message(role="assistant", content=text) for text in texts))
 
 
 async def test_the_agent_of_the_documentation_leaves_a_whole_trajectory() -> None:
-    backend = said("#### 7", "#### 24")
+    backend = replies_of("#### 7", "#### 24")
     trajectory = await get_agent("tests/agents/plain.py:Plain").run(context(backend))
     check_exact(trajectory, backend)
     assert (trajectory.stop_reason, len(trajectory.turns)) == (StopReason.DONE, 2)
@@ -198,7 +198,7 @@ async def test_the_loop_of_a_users_agent_leaves_what_the_native_loop_leaves(agen
     check_same(theirs, ours)
 
 
-def test_taken_over_after_each_record_the_trajectory_is_the_same(agents: Path) -> None:
+def test_resumed_after_any_record_the_trajectory_is_equal(agents: Path) -> None:
     async def loop(journal: AttemptJournal, replies: Replies, env: ToolEnv) -> Trajectory:
         limits = RolloutLimits(max_tokens=1 << 14)
         return await drive(agents, "Loop", context(replies, env, limits, journal=journal))
@@ -224,10 +224,10 @@ def test_taken_over_after_each_record_the_trajectory_is_the_same(agents: Path) -
 async def test_conversations_side_by_side_and_forks_are_sequences_that_train_once(
     agents: Path,
 ) -> None:
-    backend = said("aaaaaaaa", "bbbbbbbb", "main", "left", "right")
+    backend = replies_of("aaaaaaaa", "bbbbbbbb", "main", "left", "right")
     trajectory = await drive(agents, "Many", context(backend))
     train = (Lineage.MAIN, Lineage.SUBAGENT)
-    same = said("aaaaaaaa", "bbbbbbbb", "main", "left", "right")
+    same = replies_of("aaaaaaaa", "bbbbbbbb", "main", "left", "right")
     wider = await drive(agents, "Many", context(same, train=train))
     assert [sequence.weight for sequence in wider.sequences] == [0.25] * 4
     assert (trajectory.stop_reason, trajectory.artifact) == (StopReason.DONE, b"right")
@@ -245,7 +245,7 @@ async def test_conversations_side_by_side_and_forks_are_sequences_that_train_onc
     for prompt, completion in zip(backend.prompts, backend.said, strict=True):
         whole = np.concatenate([prompt, completion.token_ids_C])
         ids = [s.token_ids_L for s in trajectory.sequences]
-        assert any(np.array_equal(whole, one[: len(whole)]) for one in ids)
+        assert any(np.array_equal(whole, sequence_ids[: len(whole)]) for sequence_ids in ids)
 
 
 @pytest.mark.parametrize(
@@ -255,13 +255,13 @@ async def test_conversations_side_by_side_and_forks_are_sequences_that_train_onc
 async def test_what_an_agent_returns_is_its_answer(
     agents: Path, name: str, replies: list[str], artifact: bytes
 ) -> None:
-    trajectory = await drive(agents, name, context(said(*replies)))
+    trajectory = await drive(agents, name, context(replies_of(*replies)))
     assert (trajectory.stop_reason, trajectory.artifact) == (StopReason.DONE, artifact)
 
 
 async def test_an_agent_uses_the_sandbox_of_its_task(agents: Path, tmp_path: Path) -> None:
     sandbox = LocalSandbox(tmp_path)
-    trajectory = await drive(agents, "Sandboxed", context(said(), sandbox=sandbox))
+    trajectory = await drive(agents, "Sandboxed", context(replies_of(), sandbox=sandbox))
     assert trajectory.failure.code is FailureCode.NONE, trajectory.failure
     assert trajectory.artifact.startswith(b"written ")
 
@@ -337,8 +337,8 @@ async def test_how_an_attempt_of_a_users_agent_ends(
     code: FailureCode,
     words: str,
 ) -> None:
-    given = context(Replies(*replies), limits=limits)
-    trajectory = await drive(agents, name, given)
+    attempt_context = context(Replies(*replies), limits=limits)
+    trajectory = await drive(agents, name, attempt_context)
     assert (trajectory.stop_reason, trajectory.failure.code) == (stop, code), trajectory.failure
     assert words in trajectory.failure.message
 
@@ -369,12 +369,14 @@ async def test_what_an_agent_does_to_its_process_ends_its_own_attempt(
     """An honest attempt beside it ends well, and what the sinner had sampled is kept."""
     task = Message(role="user", content="Half of 48?")
     limits = RolloutLimits(run_s=2.0) if how in ("spin", "sleep") else RolloutLimits()
-    backend, honest = said("one", "two"), said("#### 24")
-    given = context(backend, limits=limits)
-    given.task = type(given.task)(task_id="t", env="math", prompt=how, data=given.task.data)
-    given.messages = [task]
+    backend, honest = replies_of("one", "two"), replies_of("#### 24")
+    attempt_context = context(backend, limits=limits)
+    attempt_context.task = type(attempt_context.task)(
+        task_id="t", env="math", prompt=how, data=attempt_context.task.data
+    )
+    attempt_context.messages = [task]
     guilty, innocent = await asyncio.gather(
-        drive(agents, "Asks", given), drive(agents, "Loop", context(honest))
+        drive(agents, "Asks", attempt_context), drive(agents, "Loop", context(honest))
     )
     assert (innocent.failure.code, innocent.artifact) == (FailureCode.NONE, b"#### 24")
     assert guilty.turns[0].completion_tokens == len(backend.said[0].token_ids_C)
@@ -393,10 +395,12 @@ async def test_an_agent_that_was_killed_from_outside_goes_on_from_its_journal(
     agents: Path, tmp_path: Path, name: str, replies: list[str | None]
 ) -> None:
     backend = Replies(*replies)
-    given = context(backend)
+    attempt_context = context(backend)
     prompt = str(tmp_path / "mark")
-    given.task = type(given.task)(task_id="t", env="math", prompt=prompt, data=given.task.data)
-    trajectory = await drive(agents, name, given)
+    attempt_context.task = type(attempt_context.task)(
+        task_id="t", env="math", prompt=prompt, data=attempt_context.task.data
+    )
+    trajectory = await drive(agents, name, attempt_context)
     assert (trajectory.failure.code, trajectory.artifact) == (FailureCode.NONE, b"two")
     assert len(trajectory.turns) == len(backend.said)
     if name == "Once":
@@ -407,8 +411,8 @@ async def test_a_cancelled_attempt_leaves_no_process_and_keeps_what_was_sampled(
     agents: Path,
 ) -> None:
     cancelled, backend = False, Replies("one", None)
-    given = context(backend, cancelled=lambda: cancelled)
-    attempt = asyncio.ensure_future(drive(agents, "Stubborn", given))
+    attempt_context = context(backend, cancelled=lambda: cancelled)
+    attempt = asyncio.ensure_future(drive(agents, "Stubborn", attempt_context))
     await backend.waiting.wait()
     cancelled = True
     attempt.cancel()
@@ -420,15 +424,15 @@ async def test_a_cancelled_attempt_leaves_no_process_and_keeps_what_was_sampled(
 
 def _helpers() -> list[int]:
     """Processes of this test's agents that are at work."""
-    found = []
+    pids = []
     for pid in descendants(os.getpid()):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             continue
         if b"prorl.agents.users_program" in words:
-            found.append(pid)
-    return found
+            pids.append(pid)
+    return pids
 
 
 @pytest.mark.parametrize(

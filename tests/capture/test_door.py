@@ -86,18 +86,18 @@ async def opened(backend: Backend, buffer_bytes: int = 0, **limits: Json) -> Asy
     await door.close()
 
 
-async def test_a_loop_of_calls_is_one_sequence_of_exact_ids() -> None:
+async def test_a_loop_of_calls_is_a_single_sequence_of_exact_ids() -> None:
     backend = Replies(CALL, CALL, "done")
     messages: list[Json] = [{"role": "user", "content": "Fix it."}]
     async with opened(backend) as at:
         while True:
-            said = (await at.chat(messages))["choices"][0]
-            messages.append(said["message"])
-            if said["finish_reason"] == "stop":
+            choice = (await at.chat(messages))["choices"][0]
+            messages.append(choice["message"])
+            if choice["finish_reason"] == "stop":
                 break
-            call_id = said["message"]["tool_calls"][0]["id"]
+            call_id = choice["message"]["tool_calls"][0]["id"]
             messages.append({"role": "tool", "tool_call_id": call_id, "content": "a.py"})
-    assert said["message"]["content"] == "done"
+    assert choice["message"]["content"] == "done"
     (sequence,) = at.sampler.record.sequences
     for prompt, completion in zip(backend.prompts, backend.said, strict=True):
         end = len(prompt) + len(completion.token_ids_C)
@@ -138,7 +138,7 @@ ROUTES |= {
 
 
 @pytest.mark.parametrize(
-    ("route", "body", "status", "said"),
+    ("route", "body", "status", "expected"),
     [
         ("chat", b"\x00\xff{", 400, "the body is no JSON"),
         ("chat", b"[]", 400, "the body is a list; expected a JSON object"),
@@ -184,13 +184,13 @@ ROUTES |= {
     ],
 )
 async def test_what_cannot_be_expressed_is_refused_in_a_sentence(
-    route: str, body: Json, status: int, said: str
+    route: str, body: Json, status: int, expected: str
 ) -> None:
     async with opened(Replies()) as at:
         data = body if isinstance(body, bytes) else orjson.dumps(body)
         async with at.http.post(at.url + ROUTES[route], data=io.BytesIO(data)) as answer:
             assert answer.status == status
-            assert said in (await answer.json())["error"]["message"]
+            assert expected in (await answer.json())["error"]["message"]
         assert not at.door.ended.done()
 
 
@@ -226,7 +226,7 @@ async def test_an_image_is_read_as_a_text_and_counted_once(route: str) -> None:
     assert at.sampler.record.door.image_placeholders == 1
 
 
-async def test_what_is_asked_beside_is_no_call() -> None:
+async def test_requests_that_need_no_sampling_are_no_call() -> None:
     async with opened(Replies("yes")) as at:
         async with at.http.head(at.url) as answer:
             assert answer.status == 200
@@ -248,11 +248,11 @@ async def test_what_is_asked_beside_is_no_call() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_reply_that_nobody_heard_is_given_again(stream: bool) -> None:
-    backend = Held("one", "two")
+async def test_an_undelivered_reply_is_replayed(stream: bool) -> None:
+    backend = GatedReplies("one", "two")
     async with opened(backend) as at:
         hasty = asyncio.create_task(at.chat([USER], stream=stream))
-        await backend.asked.wait()
+        await backend.requested.wait()
         hasty.cancel()
         await asyncio.gather(hasty, return_exceptions=True)
         again = asyncio.create_task(at.chat([USER]))
@@ -269,7 +269,7 @@ async def test_a_slow_reply_is_waited_for_with_signs_of_life(
     route: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(door, "KEEP_ALIVE_S", 0.05)
-    backend = Held("slowly")
+    backend = GatedReplies("slowly")
     body = {"input": "Fix it.", "messages": [USER], "max_tokens": 50, "stream": stream}
     body["contents"] = [{"parts": [{"text": "Fix it."}]}]
     async with opened(backend) as at, at.http.post(at.url + ROUTES[route], json=body) as answer:
@@ -307,15 +307,15 @@ async def test_a_budget_ends_the_attempt(limits: Json, code: FailureCode) -> Non
         assert at.door.ended.result().code is code
 
 
-class Held(Replies):
+class GatedReplies(Replies):
     """Says nothing until it may."""
 
     def __init__(self, *replies: Reply) -> None:
         super().__init__(*replies)
-        self.asked, self.go = asyncio.Event(), asyncio.Event()
+        self.requested, self.go = asyncio.Event(), asyncio.Event()
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        self.asked.set()
+        self.requested.set()
         await self.go.wait()
         return await super().generate(request)
 
@@ -354,9 +354,9 @@ async def test_what_is_long_is_rendered_in_a_helper_to_the_same_ids() -> None:
     backend = Replies(CALL, "done")
     async with off_the_loop(backend) as at:
         messages: list[Json] = [{"role": "user", "content": texts[0]}]
-        said = (await at.chat(messages))["choices"][0]["message"]
-        call_id = said["tool_calls"][0]["id"]
-        messages += [said, {"role": "tool", "tool_call_id": call_id, "content": texts[1]}]
+        message = (await at.chat(messages))["choices"][0]["message"]
+        call_id = message["tool_calls"][0]["id"]
+        messages += [message, {"role": "tool", "tool_call_id": call_id, "content": texts[1]}]
         body = {"messages": [{"role": "user", "content": texts[0]}]}
         async with at.http.post(at.url + "/v1/messages/count_tokens", json=body) as answer:
             counted = (await answer.json())["input_tokens"]
@@ -429,9 +429,9 @@ async def test_bodies_that_never_end_are_bounded_in_time_and_together(
             head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 250000"
             writer.write(head + b"\r\n\r\n" + b"x" * size)
             answers.append(asyncio.create_task(reader.readline()))
-        done, held = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+        done, pending = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
         assert all(status in task.result() for task in done)
-        for task in held:
+        for task in pending:
             task.cancel()
 
 
@@ -446,7 +446,7 @@ async def test_a_request_has_at_most_64_headers(num_headers: int, status: bytes)
         writer.close()
 
 
-async def test_a_reply_that_is_not_taken_is_kept_and_its_connection_closed(
+async def test_a_reply_that_is_not_read_is_kept_and_its_connection_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(door, "WRITE_S", 0.2)
@@ -479,10 +479,10 @@ async def test_the_record_keeps_a_bounded_text_of_what_an_agent_says(
     assert "[1,200 bytes are left out]" in texts
 
 
-async def test_what_an_attempt_said_is_not_kept_for_each_of_its_calls() -> None:
+async def test_the_history_of_an_attempt_is_stored_once_not_with_each_call() -> None:
     """A conversation that grows by 40 kB a call is held once, not once a call."""
-    said = [Message(role="assistant", content="go on")] * 30
-    backend = Replies(*said)
+    replies = [Message(role="assistant", content="go on")] * 30
+    backend = Replies(*replies)
     async with opened(backend) as at:
         messages: list[Json] = []
         tracemalloc.start()

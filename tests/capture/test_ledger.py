@@ -39,7 +39,7 @@ class Says:
     name = "says"
 
     def __init__(self) -> None:
-        self.heard: dict[int, tuple[np.ndarray, Completion]] = {}
+        self.delivered: dict[int, tuple[np.ndarray, Completion]] = {}
 
     async def generate(self, request: GenerateRequest) -> Completion:
         turn = request.turn
@@ -49,7 +49,7 @@ class Says:
         message = Message(role="assistant", content=f"say {turn % 2}", tool_calls=calls)
         ids = RENDERER.completion(message)[: request.sampling.max_tokens]
         completion = sampled(ids, version=turn // 5)
-        self.heard[turn] = (request.prompt_ids_L.copy(), completion)
+        self.delivered[turn] = (request.prompt_ids_L.copy(), completion)
         return completion
 
     async def close(self) -> None:
@@ -63,7 +63,7 @@ class Agent:
         self.backend = Says()
         self.sampler = Sampler(attempt(self.backend))
         self.ledger = Ledger(attempt(self.backend, train=train), self.sampler)
-        self.asked: list[ConversationRequest] = []
+        self.requests: list[ConversationRequest] = []
         self.calls: list[Call] = []
         """In the order of the requests."""
 
@@ -77,7 +77,7 @@ class Agent:
             await call.task
             call.delivered |= delivered
         waiting[0] = False
-        self.asked += requests
+        self.requests += requests
         self.calls += calls
 
     async def begin(self, task: str, tools: tuple[ToolSpec, ...] = BASH) -> None:
@@ -86,7 +86,10 @@ class Agent:
 
     def next(self, at: int, how: int = 0) -> ConversationRequest:
         """The request after the reply to an earlier one, as edited by `how`."""
-        asked, reply = self.asked[at % len(self.asked)], self.calls[at % len(self.calls)].reply
+        request, reply = (
+            self.requests[at % len(self.requests)],
+            self.calls[at % len(self.calls)].reply,
+        )
         assert reply is not None
         echo, results = reply.message, list[Message]()
         for call in reversed(echo.tool_calls):
@@ -100,7 +103,7 @@ class Agent:
             echo = replace(echo, content="never said", tool_calls=())
         tail = [*results, *([Message(role="user", content=f"go on {how}")] if not results else [])]
         dropped = how == 4
-        return replace(asked, messages=(*asked.messages, *([] if dropped else [echo]), *tail))
+        return replace(request, messages=(*request.messages, *([] if dropped else [echo]), *tail))
 
     async def do(self, op: int, at: int, how: int) -> None:
         match op:
@@ -109,22 +112,24 @@ class Agent:
             case 3:
                 await self.ask(self.next(at, how), self.next(at, how), self.next(at + 1))
             case 4:
-                await self.ask(replace(self.asked[at % len(self.asked)], max_tokens=how or None))
+                await self.ask(
+                    replace(self.requests[at % len(self.requests)], max_tokens=how or None)
+                )
             case 5:
                 await self.ask(self.next(at), delivered=False)
-                await self.ask(self.asked[-1])
+                await self.ask(self.requests[-1])
                 assert self.calls[-1] is self.calls[-2]
             case 6:
                 await self.begin(f"summary {at}", (BASH, (ToolSpec("sub", "", {}),), ())[how % 3])
             case _:
-                asked = self.asked[at % len(self.asked)]
-                told = (*asked.messages[:1], Message(role="user", content=f"so far {how}"))
-                await self.ask(replace(asked, messages=told))
+                request = self.requests[at % len(self.requests)]
+                messages = (*request.messages[:1], Message(role="user", content=f"so far {how}"))
+                await self.ask(replace(request, messages=messages))
 
 
 def check(agent: Agent) -> None:
     """The guarantees of the door."""
-    found: dict[int, int] = {}
+    segment_by_turn: dict[int, int] = {}
     record = agent.sampler.record
     for sequence in record.sequences:
         ends = sequence.span_end_S.tolist()
@@ -135,22 +140,22 @@ def check(agent: Agent) -> None:
         ):
             if kind == SpanKind.CONTEXT:
                 continue
-            prompt, completion = agent.backend.heard[turn]
+            prompt, completion = agent.backend.delivered[turn]
             np.testing.assert_array_equal(sequence.token_ids_L[:start], prompt)
             np.testing.assert_array_equal(sequence.token_ids_L[start:end], completion.token_ids_C)
             logprobs = sequence.logprobs_C[sampled_before : sampled_before + end - start]
             np.testing.assert_array_equal(logprobs, completion.logprobs_C)
             sampled_before += end - start
-            assert turn not in found
-            found[turn] = sequence.segment
+            assert turn not in segment_by_turn
+            segment_by_turn[turn] = sequence.segment
         trains = SpanKind.TRAINED in sequence.span_kind_S
         assert (sequence.weight > 0) == trains
         assert sequence.parent < sequence.segment
-    assert found.keys() == agent.backend.heard.keys()
+    assert segment_by_turn.keys() == agent.backend.delivered.keys()
     weights = [sequence.weight for sequence in record.sequences]
     assert sum(weights) == pytest.approx(1.0) or not any(weights)
-    assert [turn.turn for turn in record.turns] == sorted(found)
-    assert {turn.turn: turn.segment for turn in record.turns} == found
+    assert [turn.turn for turn in record.turns] == sorted(segment_by_turn)
+    assert {turn.turn: turn.segment for turn in record.turns} == segment_by_turn
 
 
 def trained(agent: Agent) -> set[int]:
@@ -192,8 +197,8 @@ async def test_lineages_and_what_trains() -> None:
     await agent.ask(ConversationRequest(messages=compacted, tools=BASH))
     await agent.ask(agent.next(1, how=2))
     await agent.ledger.close()
-    found = [(s.lineage, s.parent, s.weight) for s in agent.sampler.record.sequences]
-    assert found == [
+    lineages = [(s.lineage, s.parent, s.weight) for s in agent.sampler.record.sequences]
+    assert lineages == [
         (Lineage.AUXILIARY, -1, 0.0),
         (Lineage.MAIN, -1, pytest.approx(1 / 3)),
         (Lineage.SUBAGENT, -1, 0.0),
@@ -213,7 +218,7 @@ async def test_sub_agents_and_what_they_become_train_where_the_run_names_them(
     await agent.begin("fix it")
     tools = (ToolSpec("look", "", {}),)
     await agent.begin("list the files", tools)
-    retold = (*agent.asked[1].messages, Message(role="user", content="anew"))
+    retold = (*agent.requests[1].messages, Message(role="user", content="anew"))
     await agent.ask(
         ConversationRequest(messages=retold, tools=tools)
     )  # no echo: a sequence of its own
@@ -226,12 +231,12 @@ async def test_sub_agents_and_what_they_become_train_where_the_run_names_them(
     assert weights == pytest.approx([1 - 2 * weight, weight, weight])
 
 
-async def test_of_repeated_prompts_the_one_that_goes_on_trains() -> None:
+async def test_of_repeated_prompts_the_continued_call_trains() -> None:
     agent = Agent()
     await agent.begin("fix it")
     await agent.begin("fix it")
     await agent.ask(agent.next(1))
-    await agent.ask(agent.asked[-1])
+    await agent.ask(agent.requests[-1])
     await agent.ledger.close()
     assert trained(agent) == {1}  # of the last two nobody knows which was heard
     assert agent.ledger.counts["unused_replies"] == 3
@@ -261,10 +266,12 @@ async def test_results_come_in_the_order_of_their_calls() -> None:
     await agent.ask(agent.next(2), replace(agent.next(2), max_tokens=5))
     reply = agent.calls[2].reply
     assert reply is not None
-    one, two = (Message(role="tool", content=c.id, call_id=c.id) for c in reply.message.tool_calls)
-    before = (*agent.asked[2].messages, reply.message)
-    for order in ((one, two), (two, one)):
-        await agent.ask(replace(agent.asked[2], messages=(*before, *order)))
-    first, second = (agent.backend.heard[call.number][0] for call in agent.calls[-2:])
+    first_result, two = (
+        Message(role="tool", content=c.id, call_id=c.id) for c in reply.message.tool_calls
+    )
+    before = (*agent.requests[2].messages, reply.message)
+    for order in ((first_result, two), (two, first_result)):
+        await agent.ask(replace(agent.requests[2], messages=(*before, *order)))
+    first, second = (agent.backend.delivered[call.number][0] for call in agent.calls[-2:])
     np.testing.assert_array_equal(first, second)
     await agent.ledger.close()

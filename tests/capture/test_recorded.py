@@ -52,13 +52,13 @@ def recorded() -> Iterator[tuple[str, list[Recorded]]]:
             if (file := tar.extractfile(member)) is not None:
                 rows = [orjson.loads(line) for line in file]
                 replies = {row["n"]: row["reply"] for row in rows if "reply" in row}
-                asked = [row for row in rows if row.get("n") in replies and "body" in row]
+                request_rows = [row for row in rows if row.get("n") in replies and "body" in row]
                 drops = "-drop/" in member.name
                 yield (
                     member.name.split("/")[0],
                     [
                         Recorded(row["n"], row["body"], replies[row["n"]], drops and not index)
-                        for index, row in enumerate(asked)
+                        for index, row in enumerate(request_rows)
                     ],
                 )
 
@@ -69,7 +69,7 @@ def dialect(body: dict[str, Json]) -> ModuleType:
     return messages if "max_tokens" in body and "system" in body else chat
 
 
-def said(body: dict[str, Json], reply: Json) -> Message:
+def recorded_reply(body: dict[str, Json], reply: Json) -> Message:
     if isinstance(reply, dict):
         return chat.parse({"messages": [reply]}).messages[0]
     if dialect(body) is responses:
@@ -126,15 +126,17 @@ class Player:
                 message["tool_call_id"] = of_turn[message["tool_call_id"]]
         return body
 
-    async def play(self, one: Recorded) -> Call:
-        asked = dialect(one.body).parse(self.translated(one.body))
-        wanted = said(one.body, one.reply)
-        call = await self.ledger.call(asked, chain(asked.messages, asked.tools), lambda: False)
+    async def play(self, exchange: Recorded) -> Call:
+        request = dialect(exchange.body).parse(self.translated(exchange.body))
+        expected_reply = recorded_reply(exchange.body, exchange.reply)
+        call = await self.ledger.call(
+            request, chain(request.messages, request.tools), lambda: False
+        )
         if call.reply is None:
-            self.backend.replies.append(spoken(wanted))
+            self.backend.replies.append(spoken(expected_reply))
         reply = await call.task
-        call.delivered = not one.is_broken
-        theirs = [call.id for call in wanted.tool_calls]
+        call.delivered = not exchange.is_broken
+        theirs = [call.id for call in expected_reply.tool_calls]
         ours = [call.id for call in reply.message.tool_calls]
         self.ids.append(dict(zip(theirs, ours, strict=True)))
         return call
@@ -144,25 +146,31 @@ async def test_recorded_calls_are_placed_as_the_oracle_says() -> None:
     probe, placed = oracle(), 0
     for name, log in recorded():
         player, seen, calls = Player(), list[tuple[int, list[Json], bytes]](), dict[int, Call]()
-        for one in log:
-            told = probe.messages(one.body)
-            tools = orjson.dumps(one.body.get("tools") or [], option=orjson.OPT_SORT_KEYS)
-            again = [n for n, earlier, _ in seen if earlier == told]
+        for exchange in log:
+            messages = probe.messages(exchange.body)
+            tools = orjson.dumps(exchange.body.get("tools") or [], option=orjson.OPT_SORT_KEYS)
+            again = [n for n, earlier, _ in seen if earlier == messages]
             replies = {row.number: row.reply for row in log}
-            wanted = None
-            for number, earlier, shown in sorted(seen, key=lambda row: (-len(row[1]), -row[0])):
-                if len(earlier) < len(told) and told[: len(earlier)] == earlier and not again:
+            expected_parent = None
+            for number, earlier, earlier_tools in sorted(
+                seen, key=lambda row: (-len(row[1]), -row[0])
+            ):
+                if (
+                    len(earlier) < len(messages)
+                    and messages[: len(earlier)] == earlier
+                    and not again
+                ):
                     ours = probe.ours(replies[number])
-                    if probe.level(ours, told[len(earlier)]) not in ("gone", "rewritten"):
-                        wanted = calls[number] if shown == tools else None
+                    if probe.level(ours, messages[len(earlier)]) not in ("gone", "rewritten"):
+                        expected_parent = calls[number] if earlier_tools == tools else None
                         break
-            call = await player.play(one)
+            call = await player.play(exchange)
             if again and log[0].is_broken:
                 assert call is calls[again[-1]], name
             else:
-                assert call.parent is wanted, (name, one.number)
-                placed += wanted is not None
-            seen.append((one.number, told, tools))
-            calls[one.number] = call
+                assert call.parent is expected_parent, (name, exchange.number)
+                placed += expected_parent is not None
+            seen.append((exchange.number, messages, tools))
+            calls[exchange.number] = call
         await player.ledger.close()
     assert placed == 145

@@ -24,68 +24,72 @@ async def chat(at: Open, stream: bool) -> str:
     openai = pytest.importorskip("openai", reason="the OpenAI SDK is not installed")
     async with openai.AsyncOpenAI(base_url=f"{at.url}/v1", api_key="k", max_retries=0) as client:
         tools = [{"type": "function", "function": {"name": "bash", "parameters": SCHEMA}}]
-        said: list[Json] = [{"role": "user", "content": "Fix it."}]
+        history: list[Json] = [{"role": "user", "content": "Fix it."}]
         while True:
             if stream:
                 async with client.chat.completions.stream(
-                    model="m", messages=said, tools=tools
+                    model="m", messages=history, tools=tools
                 ) as events:
                     answer = await events.get_final_completion()
             else:
-                answer = await client.chat.completions.create(model="m", messages=said, tools=tools)
+                answer = await client.chat.completions.create(
+                    model="m", messages=history, tools=tools
+                )
             message = answer.choices[0].message
             if not message.tool_calls:
                 return str(message.content)
-            said.append(message.model_dump(exclude_none=True))
+            history.append(message.model_dump(exclude_none=True))
             for call in message.tool_calls:
                 assert json.loads(call.function.arguments) == {"command": "ls"}
-                said.append({"role": "tool", "tool_call_id": call.id, "content": "a.py"})
+                history.append({"role": "tool", "tool_call_id": call.id, "content": "a.py"})
 
 
 async def responses(at: Open, stream: bool) -> str:
     openai = pytest.importorskip("openai", reason="the OpenAI SDK is not installed")
     async with openai.AsyncOpenAI(base_url=f"{at.url}/v1", api_key="k", max_retries=0) as client:
         tools = [{"type": "function", "name": "bash", "parameters": SCHEMA, "strict": False}]
-        said: list[Json] = [{"role": "user", "content": "Fix it."}]
+        history: list[Json] = [{"role": "user", "content": "Fix it."}]
         while True:
             if stream:
-                async with client.responses.stream(model="m", input=said, tools=tools) as events:
+                async with client.responses.stream(model="m", input=history, tools=tools) as events:
                     async for _ in events:
                         pass
                     answer = await events.get_final_response()
             else:
-                answer = await client.responses.create(model="m", input=said, tools=tools)
+                answer = await client.responses.create(model="m", input=history, tools=tools)
             calls = [item for item in answer.output if item.type == "function_call"]
             if not calls:
                 return str(answer.output_text)
-            said += [item.model_dump(exclude_none=True) for item in answer.output]
+            history += [item.model_dump(exclude_none=True) for item in answer.output]
             for call in calls:
                 assert json.loads(call.arguments) == {"command": "ls"}
                 output = {"type": "function_call_output", "call_id": call.call_id, "output": "a.py"}
-                said.append(output)
+                history.append(output)
 
 
 async def messages(at: Open, stream: bool) -> str:
     anthropic = pytest.importorskip("anthropic", reason="the Anthropic SDK is not installed")
     async with anthropic.AsyncAnthropic(base_url=at.url, api_key="k", max_retries=0) as client:
         tools = [{"name": "bash", "input_schema": SCHEMA}]
-        said: list[Json] = [{"role": "user", "content": "Fix it."}]
+        history: list[Json] = [{"role": "user", "content": "Fix it."}]
         while True:
-            asked = {"model": "m", "max_tokens": 500, "messages": said, "tools": tools}
+            params = {"model": "m", "max_tokens": 500, "messages": history, "tools": tools}
             if stream:
-                async with client.messages.stream(**asked) as events:
+                async with client.messages.stream(**params) as events:
                     answer = await events.get_final_message()
             else:
-                answer = await client.messages.create(**asked)
+                answer = await client.messages.create(**params)
             calls = [block for block in answer.content if block.type == "tool_use"]
             if not calls:
                 return str(answer.content[-1].text)
-            said.append({"role": "assistant", "content": [b.model_dump() for b in answer.content]})
+            history.append(
+                {"role": "assistant", "content": [b.model_dump() for b in answer.content]}
+            )
             assert all(call.input == {"command": "ls"} for call in calls)
             results = [
                 {"type": "tool_result", "tool_use_id": call.id, "content": "a.py"} for call in calls
             ]
-            said.append({"role": "user", "content": results})
+            history.append({"role": "user", "content": results})
 
 
 async def gemini(at: Open, stream: bool) -> str:
@@ -128,7 +132,9 @@ SDKS = {chat: "openai", responses: "openai", messages: "anthropic", gemini: "goo
 @pytest.mark.filterwarnings("ignore:Inheritance class:DeprecationWarning")  # Gemini's SDK
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("client", SDKS)
-async def test_a_loop_of_an_official_client_is_one_sequence(client: Json, stream: bool) -> None:
+async def test_a_loop_of_an_official_client_is_a_single_sequence(
+    client: Json, stream: bool
+) -> None:
     pytest.importorskip(SDKS[client], reason="no SDK is installed")
     async with opened(Replies(CALL, CALL, "done")) as at:
         async with asyncio.timeout(60):
