@@ -103,7 +103,7 @@ def _fewer(choice: Json, name: str) -> None:
 def _named(choice: Json, ids: Callable[[list[int]], list[int]], by: float = 0.0) -> None:
     """Each token told twice, as vLLM does, and once otherwise."""
     logprobs = choice["logprobs"]["token_logprobs"]
-    names = [f"token_id:{one}" for one in choice["token_ids"]]
+    names = [f"token_id:{token_id}" for token_id in choice["token_ids"]]
     choice["logprobs"]["tokens"] = names
     choice["logprobs"]["top_logprobs"] = [
         {name: value + by} for name, value in zip(names, logprobs, strict=True)

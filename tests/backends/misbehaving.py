@@ -57,7 +57,7 @@ class Misbehaving:
         self.lies, self.lie_share = 0, 1.0
         """How many replies were lies, and of how many they are to be."""
         self._dice = random.Random(1)
-        self._said = RENDERER.completion(Message(role="assistant", content=say))
+        self._completion_ids = RENDERER.completion(Message(role="assistant", content=say))
         self._app = web.Application()
         self._app.router.add_get("/health", self._health)
         self._app.router.add_get("/v1/models", self._models)
@@ -185,12 +185,12 @@ class Misbehaving:
 
     def _ids(self, prompt: list[int], max_tokens: int) -> Int32:
         """What it says, or the rest of it where the prompt ends with a beginning of it."""
-        told = next(
+        num_matched = next(
             n
-            for n in range(len(self._said) - 1, -1, -1)
-            if prompt[len(prompt) - n :] == self._said[:n].tolist()
+            for n in range(len(self._completion_ids) - 1, -1, -1)
+            if prompt[len(prompt) - n :] == self._completion_ids[:n].tolist()
         )
-        return self._said[told:][:max_tokens]
+        return self._completion_ids[num_matched:][:max_tokens]
 
 
 def head(body: Json) -> dict[str, Json]:

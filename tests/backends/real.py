@@ -114,8 +114,8 @@ class Server:
 
 
 def vllm(folder: Path, name: str = "vllm", model: Path = TOY, **flags: str) -> Server:
-    given = {f"--{flag.replace('_', '-')}": value for flag, value in flags.items()}
-    words = [word for pair in {**VLLM_FLAGS, **given}.items() for word in pair]
+    overrides = {f"--{flag.replace('_', '-')}": value for flag, value in flags.items()}
+    words = [word for pair in {**VLLM_FLAGS, **overrides}.items() for word in pair]
     module = [VLLM_PYTHON, "-m", "vllm.entrypoints.openai.api_server"]
     # vLLM 0.32 on a CPU dies of a prompt with a seed that it reads in two pieces.
     switches = ["--enforce-eager", "--enable-prompt-tokens-details", "--no-enable-chunked-prefill"]
@@ -131,10 +131,10 @@ def embedded(folder: Path, name: str = "embedded", model: Path = TOY) -> Server:
 @asynccontextmanager
 async def serving(*made: Server) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
-        for one in made:
-            stack.push_async_callback(one.end)
-            await one.launch()
-        await asyncio.gather(*(one.ready() for one in made))
+        for server in made:
+            stack.push_async_callback(server.end)
+            await server.launch()
+        await asyncio.gather(*(server.ready() for server in made))
         yield
 
 
@@ -144,13 +144,13 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def furthest(model: Any, asked: GenerateRequest, got: Completion) -> float:
+def furthest(model: Any, request: GenerateRequest, got: Completion) -> float:
     """The largest difference of what was sampled to the logprobs of a model of transformers."""
     import torch
 
-    ids = torch.from_numpy(np.concatenate([asked.prompt_ids_L, got.token_ids_C]).astype(np.int64))
+    ids = torch.from_numpy(np.concatenate([request.prompt_ids_L, got.token_ids_C]).astype(np.int64))
     with torch.no_grad():
-        logits_LV = model(input_ids=ids[None]).logits[0] / asked.sampling.temperature
-    first = len(asked.prompt_ids_L) - 1
+        logits_LV = model(input_ids=ids[None]).logits[0] / request.sampling.temperature
+    first = len(request.prompt_ids_L) - 1
     logprobs = logits_LV[first:-1].log_softmax(-1).gather(1, ids[first + 1 :, None])[:, 0]
     return float(np.abs(got.logprobs_C - logprobs.numpy()).max())

@@ -32,8 +32,8 @@ WIDTH = 6
 def experts(ids_L: Int32, count: int = 200) -> Int32:
     """[L, WIDTH] what each of these tokens goes through: of the token and its place."""
     places = np.arange(len(ids_L), dtype=np.int32)
-    found: Int32 = (31 * ids_L[:, None] + 7 * places[:, None] + np.arange(WIDTH)) % count
-    return found.astype(np.int32)
+    expert_ids: Int32 = (31 * ids_L[:, None] + 7 * places[:, None] + np.arange(WIDTH)) % count
+    return expert_ids.astype(np.int32)
 
 
 class SglangServer:
@@ -141,39 +141,39 @@ class SglangServer:
         self._engine.rename(body["new_version"])
         return web.json_response({"success": True, "new_version": body["new_version"]})
 
-    def _wanted(self, body: Mapping[str, Json]) -> GenerateRequest:
+    def _parse_request(self, body: Mapping[str, Json]) -> GenerateRequest:
         """Raises ValueError for what its `verify` refuses."""
-        asked = body["sampling_params"]
-        if asked["top_k"] < 1 and asked["top_k"] != -1:
+        params = body["sampling_params"]
+        if params["top_k"] < 1 and params["top_k"] != -1:
             raise ValueError("top_k must be -1 (disable) or at least 1")
-        if len(body["input_ids"]) + asked["max_new_tokens"] > CONTEXT:
+        if len(body["input_ids"]) + params["max_new_tokens"] > CONTEXT:
             raise ValueError("Requested token count exceeds the model's maximum context length")
         if max(body["input_ids"]) >= self._tokenizer.vocab_size:
             raise ValueError("The input_ids contains values greater than the vocab size")
         if body["rid"] in self._rids:
             raise ValueError(f"Duplicate request ID detected: {body['rid']}")
-        assert asked["no_stop_trim"]
-        assert not asked["skip_special_tokens"]
+        assert params["no_stop_trim"]
+        assert not params["skip_special_tokens"]
         return GenerateRequest(
             prompt_ids_L=np.asarray(body["input_ids"], np.int32),
             sampling=SamplingParams(
-                temperature=asked["temperature"],
-                top_p=asked["top_p"],
-                top_k=max(asked["top_k"], 0),
-                max_tokens=asked["max_new_tokens"],
+                temperature=params["temperature"],
+                top_p=params["top_p"],
+                top_k=max(params["top_k"], 0),
+                max_tokens=params["max_new_tokens"],
             ),
-            seed=asked["sampling_seed"],
-            stop_token_ids=tuple(asked["stop_token_ids"]),
+            seed=params["sampling_seed"],
+            stop_token_ids=tuple(params["stop_token_ids"]),
             request_id=body["rid"],
             session="",
-            part_tokens=asked["stream_interval"] or 1,
+            part_tokens=params["stream_interval"] or 1,
         )
 
     def _out(self, body: Json, completion: Completion, reason: Json, start: int) -> dict[str, Json]:
         ids = [*map(int, completion.token_ids_C)]
         logprobs = [*map(float, completion.logprobs_C)]
-        asked = body["sampling_params"]
-        cuts = asked["top_p"] < 1.0 or asked["top_k"] > 0
+        params = body["sampling_params"]
+        cuts = params["top_p"] < 1.0 or params["top_k"] > 0
         meta: dict[str, Json] = {
             "id": body["rid"],
             "finish_reason": reason,
@@ -184,16 +184,18 @@ class SglangServer:
         }
         if body["return_logprob"]:
             # Those of the whole distribution, whatever cuts it.
-            whole = [one - 0.5 if cuts else one for one in logprobs]
+            whole = [logprob - 0.5 if cuts else logprob for logprob in logprobs]
             meta["output_token_logprobs"] = [
-                (one, id_, None) for one, id_ in zip(whole, ids, strict=False)
+                (logprob, id_, None) for logprob, id_ in zip(whole, ids, strict=False)
             ][start:]
         if body["return_sampling_mask"]:
             meta["output_token_sampling_logprobs"] = logprobs[start:]
         if body["return_routed_experts"] and self._experts and reason:
             whole_L = np.array([*body["input_ids"], *ids], np.int32)
-            given = experts(whole_L, self._experts)[body["routed_experts_start_len"] : -1]
-            meta["routed_experts"] = base64.b64encode(given.tobytes()).decode()
+            returned_experts = experts(whole_L, self._experts)[
+                body["routed_experts_start_len"] : -1
+            ]
+            meta["routed_experts"] = base64.b64encode(returned_experts.tobytes()).decode()
         if self._states:
             starts = (0, *completion.version_ends)
             meta["weight_versions"] = [
@@ -208,26 +210,26 @@ class SglangServer:
         body = await request.json()
         self.bodies.append(body)
         try:
-            wanted = self._wanted(body)
+            generate_request = self._parse_request(body)
         except ValueError as error:
             return web.json_response({"error": {"message": str(error)}}, status=400)
         self._rids.add(body["rid"])
         try:
             if not body["stream"]:
-                completion = await self._backend.generate(wanted)
+                completion = await self._backend.generate(generate_request)
                 return web.json_response(self._out(body, completion, _reason(completion), 0))
-            return await self._stream(request, body, wanted)
+            return await self._stream(request, body, generate_request)
         except BackendError as error:
             return web.json_response({"error": {"message": str(error)}}, status=500)
         finally:
             self._rids.discard(body["rid"])
 
     async def _stream(
-        self, request: web.Request, body: Json, wanted: GenerateRequest
+        self, request: web.Request, body: Json, generate_request: GenerateRequest
     ) -> web.StreamResponse:
         parts: asyncio.Queue[Completion | None] = asyncio.Queue()
         work = asyncio.ensure_future(
-            self._backend.generate(replace(wanted, on_part=parts.put_nowait))
+            self._backend.generate(replace(generate_request, on_part=parts.put_nowait))
         )
         work.add_done_callback(lambda _: parts.put_nowait(None))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

@@ -31,8 +31,8 @@ class Call:
 
 @dataclass
 class Connection:
-    asked: list[tuple[float, bytes]] = field(default_factory=list)
-    said: list[bytes] = field(default_factory=list)
+    request_chunks: list[tuple[float, bytes]] = field(default_factory=list)
+    reply_chunks: list[bytes] = field(default_factory=list)
 
 
 class Tap:
@@ -73,8 +73,10 @@ class Tap:
         self._open |= {writer, back}
         try:
             await asyncio.gather(
-                _pump(reader, back, lambda b: connection.asked.append((time.monotonic(), b))),
-                _pump(there, writer, connection.said.append),
+                _pump(
+                    reader, back, lambda b: connection.request_chunks.append((time.monotonic(), b))
+                ),
+                _pump(there, writer, connection.reply_chunks.append),
             )
         finally:
             self._open -= {writer, back}
@@ -83,8 +85,8 @@ class Tap:
 
     def calls(self) -> list[Call]:
         """The model calls of rollouts so far; probes are not among them."""
-        found = [call for one in self._connections for call in _calls(one)]
-        return sorted(found, key=lambda call: call.at)
+        calls = [call for connection in self._connections for call in _calls(connection)]
+        return sorted(calls, key=lambda call: call.at)
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, note: Any) -> None:
@@ -99,16 +101,18 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, note
 
 
 def _calls(connection: Connection) -> Iterator[Call]:
-    for (at, target, asked), (kind, said) in zip(
-        _requests(connection.asked), [*_replies(connection.said), ("", b"")], strict=False
+    for (at, target, request_bytes), (kind, reply_bytes) in zip(
+        _requests(connection.request_chunks),
+        [*_replies(connection.reply_chunks), ("", b"")],
+        strict=False,
     ):
         if target != b"/v1/completions":
             continue
-        body = orjson.loads(asked)
+        body = orjson.loads(request_bytes)
         if str(body["request_id"]).startswith("probe"):
             continue
         call = Call(at, body["request_id"], body["prompt"])
-        for value in _values(kind, said):
+        for value in _values(kind, reply_bytes):
             for choice in value.get("choices") or ():
                 call.ids += choice["token_ids"] or []
                 call.logprobs += (choice["logprobs"] or {"token_logprobs": []})["token_logprobs"]
@@ -116,12 +120,12 @@ def _calls(connection: Connection) -> Iterator[Call]:
         yield call
 
 
-def _values(kind: str, said: bytes) -> Iterator[Any]:
+def _values(kind: str, body: bytes) -> Iterator[Any]:
     """The JSON objects of a reply; of a stream that was cut those that came whole."""
     if kind.startswith("application/json"):
-        yield orjson.loads(said)
+        yield orjson.loads(body)
     elif kind.startswith("text/event-stream"):
-        *lines, _ = said.split(b"\n")
+        *lines, _ = body.split(b"\n")
         for line in lines:
             data = line.removeprefix(b"data:").strip()
             if line.startswith(b"data:") and data != b"[DONE]":

@@ -54,10 +54,10 @@ def test_no_backend_is_code_of_a_user() -> None:
 def test_no_other_file_decides_by_a_scheme() -> None:
     schemes = "|".join(CATALOGUE)
     scheme = re.compile(rf"""(startswith|removeprefix)\(\(?["']({schemes}):""")
-    found = {
+    offenders = {
         str(path.relative_to(ROOM))
         for folder in ("backends", "cli", "deploy", "service", "supervisor", "stages")
         for path in (ROOM / folder).rglob("*.py")
         if scheme.search(path.read_text())
     }
-    assert not found
+    assert not offenders

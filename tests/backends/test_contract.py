@@ -53,7 +53,7 @@ async def open_(request: pytest.FixtureRequest) -> AsyncIterator[Open]:
     """
     async with AsyncExitStack() as stack:
 
-        async def open_one(url: str) -> Backend:
+        async def open_served(url: str) -> Backend:
             embedded = url == "embedded"
             backend: Backend = (
                 EmbeddedBackend(TOY) if embedded else open_backend(url, RENDERER, get_env)
@@ -75,7 +75,7 @@ async def open_(request: pytest.FixtureRequest) -> AsyncIterator[Open]:
             stack.push_async_callback(backend.close)
             return backend
 
-        yield open_one
+        yield open_served
 
 
 def _request(
@@ -91,16 +91,16 @@ def _request(
     )
 
 
-def _same(one: Completion, other: Completion) -> bool:
-    return np.array_equal(one.token_ids_C, other.token_ids_C) and np.array_equal(
-        one.logprobs_C, other.logprobs_C
+def _same(completion: Completion, other: Completion) -> bool:
+    return np.array_equal(completion.token_ids_C, other.token_ids_C) and np.array_equal(
+        completion.logprobs_C, other.logprobs_C
     )
 
 
-def _alike(one: Completion, other: Completion) -> bool:
+def _alike(completion: Completion, other: Completion) -> bool:
     """The same ids; logprobs as near as other neighbours and known prefixes leave them."""
-    return np.array_equal(one.token_ids_C, other.token_ids_C) and np.allclose(
-        one.logprobs_C, other.logprobs_C, rtol=0, atol=1e-4
+    return np.array_equal(completion.token_ids_C, other.token_ids_C) and np.allclose(
+        completion.logprobs_C, other.logprobs_C, rtol=0, atol=1e-4
     )
 
 
@@ -123,15 +123,15 @@ async def test_logprobs_are_the_same_numbers_on_both_sides_of_a_wire(open_: Open
     assert _same(await (await open_("scripted:random")).generate(_request()), direct)
 
 
-async def test_length_and_stop_are_told_apart(open_: Open) -> None:
+async def test_finish_reasons_length_and_stop_are_distinguished(open_: Open) -> None:
     backend = await open_("scripted:random")
     cut = await backend.generate(_request(max_tokens=2, seed=4))
     assert (len(cut.token_ids_C), cut.finish_reason) == (2, FinishReason.LENGTH)
     noop = await open_("scripted:noop")
-    said = await noop.generate(_request())
-    assert said.finish_reason is FinishReason.STOP
-    assert int(said.token_ids_C[-1]) in RENDERER.stop_token_ids
-    assert RENDERER.parse(said.token_ids_C).content == "I do not know."
+    completion = await noop.generate(_request())
+    assert completion.finish_reason is FinishReason.STOP
+    assert int(completion.token_ids_C[-1]) in RENDERER.stop_token_ids
+    assert RENDERER.parse(completion.token_ids_C).content == "I do not know."
 
 
 @SAMPLERS
@@ -148,7 +148,7 @@ async def test_many_at_once_keep_their_answers_apart(open_: Open, sampler: str) 
     backend = await open_(sampler)
     expected = [await backend.generate(_request(seed=seed)) for seed in range(20)]
     got = await asyncio.gather(*(backend.generate(_request(seed=seed)) for seed in range(20)))
-    assert all(_alike(one, other) for one, other in zip(expected, got, strict=True))
+    assert all(_alike(completion, other) for completion, other in zip(expected, got, strict=True))
 
 
 @pytest.mark.parametrize("fault", ["nan", "positive", "short", "foreign"])
@@ -185,12 +185,12 @@ async def test_the_version_is_the_backends(open_: Open) -> None:
         async with TokenServer(backend, TOKENIZER, model="chained") as outer:
             backend = VllmBackend(outer.url, TOKENIZER.vocab_size)
             # The server states its own version, which wins over what a client believes.
-            asked = replace(
+            request = replace(
                 _request(),
                 newest_version=PolicyVersion(3),
                 weights=RunWeights("tag", published=True),
             )
-            assert (await backend.generate(asked)).versions == (0,)
+            assert (await backend.generate(request)).versions == (0,)
             await backend.close()
     else:
         backend.policy_version = PolicyVersion(3)  # type: ignore[attr-defined]

@@ -66,10 +66,10 @@ def merged(scale: float, folder: Path) -> torch.nn.Module:
     """The toy with an adapter in its weights."""
     model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(TOY, dtype=torch.float32)
     if scale:
-        found = load_file(folder / "adapter_model.safetensors")
+        weights = load_file(folder / "adapter_model.safetensors")
         for name, weight in _targets(model).items():
             key = f"base_model.model.{name.removesuffix('.weight')}"
-            product = found[f"{key}.lora_B.weight"] @ found[f"{key}.lora_A.weight"]
+            product = weights[f"{key}.lora_B.weight"] @ weights[f"{key}.lora_A.weight"]
             weight += ALPHA / RANK * product
     return model
 
@@ -85,20 +85,20 @@ async def test_a_published_adapter_serves_the_next_request(
         url = f"http://127.0.0.1:{server.port}"
         target = WeightTarget(session, url, model=NAME)
         backend = VllmBackend(url, RENDERER.vocab_size, model=NAME)
-        asked = replace(
+        generate_request = replace(
             request(prompts(1)[0], 7, max_tokens=48), weights=RunWeights("run", published=True)
         )
-        said = []
+        sampled_ids = []
         for version, scale in enumerate((0.5, 1.0, 0.5), start=1):
             await target.pause()
             await target.update(str(folders[scale]), version, f"run:{version}:x")
             await target.resume()
             backend.weights_changed()
-            got = await backend.generate(asked)
+            got = await backend.generate(generate_request)
             assert got.versions == (version,), "proved by the server's label"
-            difference = furthest(merged(scale, folders[scale]), asked, got)
+            difference = furthest(merged(scale, folders[scale]), generate_request, got)
             print(f"version {version}: logprobs at most {difference:.1e} from the merged model's")
             assert difference < TOLERANCE
-            said.append(got.token_ids_C.tolist())
-        assert said[0] == said[2] != said[1]
+            sampled_ids.append(got.token_ids_C.tolist())
+        assert sampled_ids[0] == sampled_ids[2] != sampled_ids[1]
         await backend.close()

@@ -17,12 +17,12 @@ from prorl.cli.progress import follow
 from prorl.deploy.running import client_of, service, signals
 from tests.backends.real import NEEDS_VLLM, Server, embedded, serving, vllm
 from tests.backends.trial import (
-    asked,
     check_exact,
-    check_left_alone,
+    check_not_called_since,
     check_nothing_charged,
     config,
     p90_s,
+    request_marks,
     submit,
     until_busy,
     until_out,
@@ -43,10 +43,10 @@ async def undisturbed(root: Path, kind: str, pool: list[Server]) -> float:
         await asyncio.wait_for(follow(client, running, "r", ROLLOUTS, quiet=True), 300)
     stored = check_complete(root / "r", ROLLOUTS)
     check_nothing_charged(stored, ROLLOUTS)
-    return p90_s(stored, asked(root), [one.url for one in pool])
+    return p90_s(stored, request_marks(root), [server.url for server in pool])
 
 
-async def test_one_killed_and_one_frozen_of_four_cost_nothing(
+async def test_a_killed_and_a_frozen_server_of_four_cost_nothing(
     tmp_path: Path, sandbox_kind: str
 ) -> None:
     made = [vllm(tmp_path, "vllm-0"), vllm(tmp_path, "vllm-1")]
@@ -54,7 +54,7 @@ async def test_one_killed_and_one_frozen_of_four_cost_nothing(
     killed, others, frozen = pool[0], pool[1:3], pool[3]
     async with serving(*pool):
         before_s = await undisturbed(tmp_path / "calm", sandbox_kind, pool)
-        before = {one.name: len(one.tap.calls()) for one in pool}
+        before = {server.name: len(server.tap.calls()) for server in pool}
         root = tmp_path / "root"
         async with signals() as stop, service(config(root, sandbox_kind, pool), stop) as running:
             client = client_of(running)
@@ -71,13 +71,13 @@ async def test_one_killed_and_one_frozen_of_four_cost_nothing(
             late = [call for call in frozen.tap.calls() if call.at > struck + FROZEN_S]
             status = await asyncio.to_thread(client.status)
             # A server that thaws begins calls that nobody waits for: they would be the latest.
-            calls = [call for one in pool for call in one.tap.calls()[before[one.name] :]]
+            calls = [call for server in pool for call in server.tap.calls()[before[server.name] :]]
             frozen.strike(signal.SIGCONT)
         stored = check_complete(root / "r", ROLLOUTS)
         check_nothing_charged(stored, ROLLOUTS)
         continued = check_exact(stored, calls)
-        asks = asked(root)
-        after_s = p90_s(stored, asks, [one.url for one in others])
+        asks = request_marks(root)
+        after_s = p90_s(stored, asks, [server.url for server in others])
     print(
         f"dead: out after {dead_s:.2f} s, frozen: {frozen_s:.2f} s; {continued} calls continued"
         " elsewhere,"
@@ -86,9 +86,11 @@ async def test_one_killed_and_one_frozen_of_four_cost_nothing(
     )
     assert continued > 0
     assert not late, "work for a frozen server"
-    check_left_alone(asks, killed.url, killed_at + DEAD_S)
-    check_left_alone(asks, frozen.url, struck + FROZEN_S)
-    assert {one["state"] for one in status["backends"] if one["name"] == killed.url} == {"ejected"}
+    check_not_called_since(asks, killed.url, killed_at + DEAD_S)
+    check_not_called_since(asks, frozen.url, struck + FROZEN_S)
+    assert {server["state"] for server in status["backends"] if server["name"] == killed.url} == {
+        "ejected"
+    }
     assert dead_s < DEAD_S
     assert frozen_s < FROZEN_S
 

@@ -44,7 +44,9 @@ class Tally(NamedTuple):
     cached: int
 
 
-async def test_rollouts_find_what_they_said_before(tmp_path: Path, sandbox_kind: str) -> None:
+async def test_rollouts_reuse_the_cached_prefixes_of_their_earlier_turns(
+    tmp_path: Path, sandbox_kind: str
+) -> None:
     pool = [vllm(tmp_path, "vllm-0"), vllm(tmp_path, "vllm-1")]
     async with serving(*pool):
         root = tmp_path / "root"
@@ -84,20 +86,20 @@ def _share(tally: Tally) -> float:
 
 def _prompts(sequences: Sequence[Json], turns: Sequence[Json]) -> dict[int, list[Int32]]:
     ids = {row["rollout_id"]: np.array(row["token_ids"], np.int32) for row in sequences}
-    found: dict[int, list[Int32]] = {rollout: [] for rollout in ids}
+    prompts: dict[int, list[Int32]] = {rollout: [] for rollout in ids}
     for turn in turns:
-        found[turn["rollout_id"]].append(ids[turn["rollout_id"]][: turn["prompt_tokens"]])
-    return found
+        prompts[turn["rollout_id"]].append(ids[turn["rollout_id"]][: turn["prompt_tokens"]])
+    return prompts
 
 
 def _tally(turns: Sequence[Json]) -> Tally:
-    said: dict[int, int] = {}
+    lengths: dict[int, int] = {}
     repeated = in_blocks = cached = 0
     for turn in turns:
-        before = said.get(turn["rollout_id"], 0)
+        before = lengths.get(turn["rollout_id"], 0)
         repeated, in_blocks = repeated + before, in_blocks + before // BLOCK * BLOCK
         cached += turn["cached_tokens"] if before else 0
-        said[turn["rollout_id"]] = turn["prompt_tokens"] + turn["completion_tokens"]
+        lengths[turn["rollout_id"]] = turn["prompt_tokens"] + turn["completion_tokens"]
     return Tally(repeated, in_blocks, cached)
 
 
@@ -113,23 +115,23 @@ async def _replay(
     backends = [VllmBackend(url, RENDERER.vocab_size) for url in urls]
     draws = random.Random(1)
 
-    async def one(rollout: int) -> list[Json]:
-        found: list[Json] = []
+    async def replay_rollout(rollout: int) -> list[Json]:
+        measured_turns: list[Json] = []
         for prompt in prompts[rollout]:
             place = draws.randrange(len(backends)) if at_random else rollout % len(backends)
-            said = await first_token(backends[place], prompt)
-            found.append(
+            completion = await first_token(backends[place], prompt)
+            measured_turns.append(
                 {
                     "rollout_id": rollout,
                     "prompt_tokens": len(prompt),
                     "completion_tokens": 1,
-                    "cached_tokens": said.cached_tokens,
+                    "cached_tokens": completion.cached_tokens,
                 }
             )
-        return found
+        return measured_turns
 
     try:
-        turns = await asyncio.gather(*map(one, prompts))
+        turns = await asyncio.gather(*map(replay_rollout, prompts))
     finally:
         for backend in backends:
             await backend.close()

@@ -116,7 +116,7 @@ def test_doctor_says_that_its_template_has_no_tools(capsys: pytest.CaptureFixtur
     assert "does not show tool calls" in capsys.readouterr().out
 
 
-def test_plain_mathematics_on_a_model_without_tools_by_one_command_line(
+def test_plain_mathematics_on_a_model_without_tools_by_a_single_command(
     url: str, reference: Any, tmp_path: Path
 ) -> None:
     rows: list[Json] = [{"question": q, "answer": f"#### {a}"} for q, a in QUESTIONS.items()]
@@ -165,11 +165,11 @@ def test_untied_weights_serve_the_next_request_and_tied_ones_do_not(
     for name, source in (("untied", tmp_path / "tied"), ("first", SMOLLM2)):
         untie(source, tmp_path / name)
     expected = {"tied": other, "untied": other, "first": reference}
-    found = asyncio.run(_publish(url, {name: tmp_path / name for name in expected}, expected))
-    print(found)
-    assert found["untied"] < TOLERANCE
-    assert found["first"] < TOLERANCE
-    assert found["tied"] > 0.1
+    differences = asyncio.run(_publish(url, {name: tmp_path / name for name in expected}, expected))
+    print(differences)
+    assert differences["untied"] < TOLERANCE
+    assert differences["first"] < TOLERANCE
+    assert differences["tied"] > 0.1
 
 
 ODD = """
@@ -238,16 +238,19 @@ def test_a_step_of_trl_is_sampled_from_by_the_server(url: str, tmp_path: Path) -
     trained: Any = AutoModelForCausalLM.from_pretrained(out / "checkpoint-1", dtype=torch.float32)
     first: Any = AutoModelForCausalLM.from_pretrained(SMOLLM2, dtype=torch.float32)
     backend = VllmBackend(url, 49152)
-    asked = request(PROMPT, 1, max_tokens=24)
+    generate_request = request(PROMPT, 1, max_tokens=24)
 
     async def reply() -> Completion:
         try:
-            return await backend.generate(asked)
+            return await backend.generate(generate_request)
         finally:
             await backend.close()
 
     completion = asyncio.run(reply())
-    new, old = furthest(trained, asked, completion), furthest(first, asked, completion)
+    new, old = (
+        furthest(trained, generate_request, completion),
+        furthest(first, generate_request, completion),
+    )
     print(f"{new:.1e} apart from TRL's checkpoint, {old:.1e} from what it began with")
     assert new < TOLERANCE < old
 
@@ -256,7 +259,7 @@ async def _publish(
     url: str, directories: Mapping[str, Path], models: Mapping[str, Any]
 ) -> dict[str, float]:
     """How far tokens are from each directory's model once the server has loaded it."""
-    backend, found = VllmBackend(url, 49152), {}
+    backend, differences = VllmBackend(url, 49152), {}
     async with aiohttp.ClientSession() as session:
         target = WeightTarget(session, url)
         await target.dialect()
@@ -265,8 +268,10 @@ async def _publish(
             await target.update(str(directory), version, f"run:{version}:x")
             await target.resume()
             backend.weights_changed()
-            asked = request(PROMPT, version, max_tokens=24)
-            asked = replace(asked, weights=RunWeights("run", published=True))
-            found[name] = furthest(models[name], asked, await backend.generate(asked))
+            generate_request = request(PROMPT, version, max_tokens=24)
+            generate_request = replace(generate_request, weights=RunWeights("run", published=True))
+            differences[name] = furthest(
+                models[name], generate_request, await backend.generate(generate_request)
+            )
     await backend.close()
-    return found
+    return differences

@@ -77,10 +77,13 @@ async def test_it_passes_the_probe_and_its_logprobs_are_those_of_transformers(ur
     backend, model = VllmBackend(url, RENDERER.vocab_size), _model(TOY)
     await backend.probe()
     for seed, prompt in enumerate(prompts(8)):
-        asked = request(prompt, seed, temperature=(1.0, 0.7)[seed % 2], max_tokens=48)
-        got, again = await backend.generate(asked), await backend.generate(asked)
+        generate_request = request(prompt, seed, temperature=(1.0, 0.7)[seed % 2], max_tokens=48)
+        got, again = (
+            await backend.generate(generate_request),
+            await backend.generate(generate_request),
+        )
         assert np.array_equal(got.token_ids_C, again.token_ids_C)
-        assert furthest(model, asked, got) < TOLERANCE
+        assert furthest(model, generate_request, got) < TOLERANCE
     await backend.close()
 
 
@@ -139,9 +142,9 @@ async def test_what_a_models_generation_config_says_is_not_sampled(
         await backend.probe()
         apart = 0.0
         for seed, prompt in enumerate(prompts(8)):
-            asked = request(prompt, seed, temperature=1.0, max_tokens=48)
-            got = await backend.generate(asked)
-            apart = max(apart, furthest(toy, asked, got))
+            generate_request = request(prompt, seed, temperature=1.0, max_tokens=48)
+            got = await backend.generate(generate_request)
+            apart = max(apart, furthest(toy, generate_request, got))
         print(f"{name}: at most {apart:.1e} apart")
         assert apart < TOLERANCE
         await backend.close()
@@ -163,12 +166,12 @@ async def test_published_weights_serve_the_next_request(url: str, tmp_path: Path
             await target.resume()
             assert await target.label() == f"run:{version}:x"
             backend.weights_changed()
-            asked = replace(
+            generate_request = replace(
                 request(prompts(1)[0], 7, max_tokens=48), weights=RunWeights("run", published=True)
             )
-            got = await backend.generate(asked)
+            got = await backend.generate(generate_request)
             assert got.versions == (version,), "proved by the server's label"
-            assert furthest(_model(weights), asked, got) < TOLERANCE
+            assert furthest(_model(weights), generate_request, got) < TOLERANCE
     await backend.close()
 
 
@@ -185,7 +188,7 @@ def test_training_against_it_repeats_every_logprob_turn_by_turn(url: str, tmp_pa
     settings = [f"service.tokenizer={TOY}", "service.sandbox.kind=pyns"]
     command = [sys.executable, "-m", "prorl.cli", "serve", "--root", str(root), "--policy", url]
     with subprocess.Popen(
-        [*command, *(f"--set={one}" for one in settings)], stdout=subprocess.PIPE, text=True
+        [*command, *(f"--set={setting}" for setting in settings)], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("serving"), "the service did not start"

@@ -81,7 +81,7 @@ async def test_flaky_repeats_and_groups_differ() -> None:
     np.testing.assert_array_equal(rights, again)
     assert 0.5 < rights.mean() < 0.7
     sums = rights.sum(axis=1)
-    assert all((sums == wanted).any() for wanted in range(5)), (
+    assert all((sums == total).any() for total in range(5)), (
         "groups all wrong, mixed and all right occur"
     )
     assert [is_right(_request(_prompt()), mean) for mean in (0.0, 1.0)] == [False, True]
@@ -110,7 +110,7 @@ async def test_an_oracle_without_its_task_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "found"),
+    ("url", "expected"),
     [
         ("scripted:orakel", "orakel"),
         ("scripted:flaky?q=1", "unknown field `q`"),
@@ -123,7 +123,7 @@ async def test_an_oracle_without_its_task_says_so() -> None:
         ("", "backend ''"),
     ],
 )
-def test_a_wrong_url_is_named(url: str, found: str) -> None:
+def test_a_wrong_url_is_named(url: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         open_backend(url, RENDERER, get_env)
-    assert found in str(caught.value)
+    assert expected in str(caught.value)

@@ -62,11 +62,11 @@ async def test_a_server_with_logprobs_of_the_model_alone_is_refused() -> None:
 async def test_logprobs_are_those_within_what_a_cut_leaves(cut: dict[str, float]) -> None:
     async with toy() as (server, backend, _):
         sampling = SamplingParams(max_tokens=12, **cut)  # type: ignore[arg-type]
-        asked = replace(request(PROMPT), sampling=sampling)
-        said = await backend.generate(asked)
-        expected = await EmbeddedBackend(TOY).generate(asked)
-        assert np.array_equal(said.token_ids_C, expected.token_ids_C)
-        np.testing.assert_allclose(said.logprobs_C, expected.logprobs_C, atol=1e-5)
+        generate_request = replace(request(PROMPT), sampling=sampling)
+        completion = await backend.generate(generate_request)
+        expected = await EmbeddedBackend(TOY).generate(generate_request)
+        assert np.array_equal(completion.token_ids_C, expected.token_ids_C)
+        np.testing.assert_allclose(completion.logprobs_C, expected.logprobs_C, atol=1e-5)
         assert server.bodies[-1]["return_sampling_mask"]
 
 
@@ -86,35 +86,37 @@ async def test_tokens_say_which_weights_sampled_them_across_an_update(incrementa
         await target.update(str(TOY), 1, "tag:1:x")
         assert await target.label() == "tag:1:x"
         await target.resume()
-        said = await work
-        assert len(said.token_ids_C) == 200
-        assert said.versions == (0, 1)
-        assert 0 < said.version_ends[0] < said.version_ends[1] == 200
-        assert np.array_equal(parts[0].token_ids_C, said.token_ids_C[: len(parts[0].token_ids_C)])
+        completion = await work
+        assert len(completion.token_ids_C) == 200
+        assert completion.versions == (0, 1)
+        assert 0 < completion.version_ends[0] < completion.version_ends[1] == 200
+        assert np.array_equal(
+            parts[0].token_ids_C, completion.token_ids_C[: len(parts[0].token_ids_C)]
+        )
         assert backend._repeats is not incremental
 
 
 async def test_what_an_aborting_pause_cuts_is_kept() -> None:
     async with toy() as (_, backend, target):
         came = asyncio.Event()
-        asked = replace(LONG, on_part=lambda part: came.set())
-        work = asyncio.create_task(backend.generate(asked))
+        generate_request = replace(LONG, on_part=lambda part: came.set())
+        work = asyncio.create_task(backend.generate(generate_request))
         await came.wait()
         await target.pause()
-        said = await work
-        assert said.finish_reason == "abort"
-        assert 0 < len(said.token_ids_C) < 200
-        assert said.versions == (0,)
+        completion = await work
+        assert completion.finish_reason == "abort"
+        assert 0 < len(completion.token_ids_C) < 200
+        assert completion.versions == (0,)
         await target.resume()
 
 
-async def test_an_older_server_is_asked_for_its_label() -> None:
+async def test_an_older_server_is_queried_for_its_label() -> None:
     async with toy(states=False) as (_, backend, target):
         assert (await backend.generate(LONG)).versions == (0,)
         backend.weights_changed()
         await target.rename("tag:4:x")
-        asked = replace(LONG, request_id="test/again")
-        assert (await backend.generate(asked)).versions == (4,)
+        request = replace(LONG, request_id="test/again")
+        assert (await backend.generate(request)).versions == (4,)
 
 
 async def test_weights_that_do_not_load_leave_no_version(tmp_path: Path) -> None:
@@ -132,12 +134,12 @@ async def test_weights_that_do_not_load_leave_no_version(tmp_path: Path) -> None
 
 async def test_a_service_takes_it_into_the_pool_and_gives_it_weights(tmp_path: Path) -> None:
     async with toy() as (server, backend, target), world(tmp_path, tokenizer=str(TOY)) as w:
-        status, said = await w.http("POST", "/v1/backends", {"name": server.url})
-        assert (status, said["state"]) == (201, "ready"), said
+        status, reply = await w.http("POST", "/v1/backends", {"name": server.url})
+        assert (status, reply["state"]) == (201, "ready"), reply
         await w.run()
         body = {"version": 1, "path": str(TOY)}
-        status, said = await w.http("POST", "/v1/runs/r/versions", body)
-        assert (status, said["failed"]) == (201, {}), said
+        status, reply = await w.http("POST", "/v1/runs/r/versions", body)
+        assert (status, reply["failed"]) == (201, {}), reply
         assert (await target.label()).split(":")[1] == "1"
         assert server.served == str(TOY)
         assert await backend.discover() == str(TOY), "it was renamed, and serves all the same"

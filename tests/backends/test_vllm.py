@@ -122,29 +122,29 @@ def _saved(array: NDArray[Any]) -> str:
         return base64.b64encode(buffer.getvalue()).decode()
 
 
-@pytest.mark.parametrize("given", ["asked", "not asked", "texts", "scalars"])
-async def test_experts_are_taken_where_they_were_asked_for(given: str) -> None:
+@pytest.mark.parametrize("variant", ["asked", "not asked", "texts", "scalars"])
+async def test_routed_experts_are_decoded_only_where_they_were_requested(variant: str) -> None:
     """[tokens, layers, top_k] of all tokens but the last, as vLLM 0.32 saves them."""
     experts = np.arange(5 * 3 * 2, dtype=np.uint8).reshape(5, 3, 2)
-    sent = {"texts": np.array([["a"]]), "scalars": np.zeros(5)}.get(given, experts)
-    request = replace(REQUEST, routing_from=-1 if given == "not asked" else 0)
+    sent = {"texts": np.array([["a"]]), "scalars": np.zeros(5)}.get(variant, experts)
+    request = replace(REQUEST, routing_from=-1 if variant == "not asked" else 0)
     async with _raw_server(_http(_choice(routed_experts=_saved(sent)))) as url:
         backend = VllmBackend(url, TOKENIZER.vocab_size, model="m")
         body = backend._body(request, "m", "")
-        assert ("routed_experts_prompt_start" in body) == (given != "not asked")
-        assert ("stream" in body) == (given == "not asked"), "its streams have none"
+        assert ("routed_experts_prompt_start" in body) == (variant != "not asked")
+        assert ("stream" in body) == (variant == "not asked"), "its streams have none"
         try:
-            if given in ("texts", "scalars"):
+            if variant in ("texts", "scalars"):
                 with pytest.raises(BackendError, match="routing of experts"):
                     await backend.generate(request)
                 return
-            found = (await backend.generate(request)).routed_experts
+            routed_experts = (await backend.generate(request)).routed_experts
         finally:
             await backend.close()
-    if given == "not asked":
-        assert found is None
+    if variant == "not asked":
+        assert routed_experts is None
     else:
-        np.testing.assert_array_equal(found, experts.reshape(5, 6))
+        np.testing.assert_array_equal(routed_experts, experts.reshape(5, 6))
 
 
 OFF: Mapping[str, Json] = {
@@ -157,7 +157,7 @@ OFF: Mapping[str, Json] = {
 }
 
 
-async def _asked(lie: str) -> str:
+async def _refusal_of(lie: str) -> str:
     """What becomes of a call whose reply is a lie, and of what came of it."""
     async with Misbehaving(Mode.LIES) as server:
         server.lie = LIES[lie]
@@ -183,7 +183,7 @@ async def _asked(lie: str) -> str:
 
 @pytest.mark.parametrize("lie", LIES)
 async def test_a_reply_that_contradicts_itself_is_refused(lie: str) -> None:
-    assert await _asked(lie)
+    assert await _refusal_of(lie)
 
 
 def test_a_line_without_end_costs_no_more_than_its_length() -> None:
@@ -262,7 +262,7 @@ async def test_a_reply_that_makes_no_sense_is_a_protocol_error(body: bytes) -> N
         (_http(b"", "302 Found"), FailureCode.BACKEND_PROTOCOL),
     ],
 )
-async def test_status_and_connection_trouble_are_told_apart(
+async def test_http_statuses_and_connection_faults_are_distinguished(
     reply: bytes, code: FailureCode
 ) -> None:
     assert await _code(reply) is code
@@ -288,10 +288,10 @@ async def test_versions_split_where_the_server_says() -> None:
 async def test_a_reply_without_versions_has_the_version_of_its_sending() -> None:
     async with _raw_server(_http(_choice())) as url:
         backend = VllmBackend(url, TOKENIZER.vocab_size, model="m")
-        asked = replace(REQUEST, newest_version=PolicyVersion(6))
-        assert (await backend.generate(asked)).versions == (6,), "the trainer's own word"
-        asked = replace(asked, weights=RunWeights("tag", published=True))
-        assert (await backend.generate(asked)).versions == (-1,), "published, and nobody says so"
+        request = replace(REQUEST, newest_version=PolicyVersion(6))
+        assert (await backend.generate(request)).versions == (6,), "the trainer's own word"
+        request = replace(request, weights=RunWeights("tag", published=True))
+        assert (await backend.generate(request)).versions == (-1,), "published, and nobody says so"
         await backend.close()
 
 
@@ -367,9 +367,9 @@ class _Liar(EmbeddedBackend):
     change: Callable[[Float32], Float32]
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        said = await super().generate(request)
-        changed = np.minimum(type(self).change(said.logprobs_C), 0.0).astype(np.float32)
-        return replace(said, logprobs_C=changed)
+        completion = await super().generate(request)
+        changed = np.minimum(type(self).change(completion.logprobs_C), 0.0).astype(np.float32)
+        return replace(completion, logprobs_C=changed)
 
 
 def _liar(change: Callable[[Float32], Float32]) -> Callable[[], Backend]:
@@ -403,7 +403,7 @@ async def test_probe_refuses_logprobs_of_another_distribution(
     await policy.close()
 
 
-async def test_what_is_off_is_said_too() -> None:
+async def test_disabled_sampling_parameters_are_sent_explicitly() -> None:
     """What a request leaves out vLLM takes from the model's generation_config.json."""
     async with Misbehaving() as server:
         backend = VllmBackend(server.url, TOKENIZER.vocab_size)
@@ -416,7 +416,7 @@ async def test_what_is_off_is_said_too() -> None:
     assert "priority" not in body, "a server without priorities may refuse it"
 
 
-async def test_a_priority_is_told_to_the_server() -> None:
+async def test_a_priority_is_sent_to_the_server() -> None:
     async with Misbehaving() as server:
         backend = VllmBackend(server.url, TOKENIZER.vocab_size)
         sampling = SamplingParams(max_tokens=99, priority=-7)
@@ -426,7 +426,7 @@ async def test_a_priority_is_told_to_the_server() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "found"),
+    ("body", "expected"),
     [
         ({"prompt": "text"}, "prompt"),
         ({"prompt": []}, "prompt"),
@@ -441,19 +441,19 @@ async def test_a_priority_is_told_to_the_server() -> None:
         ({"prompt": [1], "model": "other"}, "'other'"),
     ],
 )
-async def test_the_server_refuses_what_it_does_not_serve(body: Json, found: str) -> None:
+async def test_the_server_refuses_what_it_does_not_serve(body: Json, expected: str) -> None:
     async with (
         TokenServer(_Recorder(), TOKENIZER, model="toy") as server,
         aiohttp.ClientSession() as session,
     ):
         async with session.post(f"{server.url}/v1/completions", json=body) as response:
             assert response.status == 400
-            assert found in (await response.json())["error"]["message"]
+            assert expected in (await response.json())["error"]["message"]
         async with session.post(f"{server.url}/v1/completions", data=b"{") as response:
             assert response.status == 400
 
 
-async def test_a_taken_port_is_named() -> None:
+async def test_a_port_in_use_is_named() -> None:
     async with TokenServer(_Recorder(), TOKENIZER, model="toy") as server:
         port = int(server.url.rpartition(":")[2])
         with pytest.raises(ConfigError, match="cannot listen"):
@@ -461,18 +461,18 @@ async def test_a_taken_port_is_named() -> None:
                 pass
 
 
-async def test_no_more_is_asked_for_than_the_context_has_room_for() -> None:
+async def test_max_tokens_is_capped_by_the_room_in_the_context() -> None:
     policy = open_backend("scripted:random", RENDERER, get_env)
     async with TokenServer(policy, TOKENIZER, model="m", max_model_len=64) as server:
         backend = VllmBackend(server.url, TOKENIZER.vocab_size)
         await backend.probe()
-        asked = replace(
+        request = replace(
             REQUEST,
             prompt_ids_L=np.arange(60, dtype=np.int32),
             sampling=SamplingParams(max_tokens=500),
             stop_token_ids=(),
         )
-        got = await backend.generate(asked)
+        got = await backend.generate(request)
         assert (len(got.token_ids_C), got.finish_reason) == (4, FinishReason.LENGTH)
         await backend.close()
 

@@ -31,7 +31,7 @@ def config(root: Path, kind: str, pool: Sequence[Server], slots: int = 64) -> Se
     return ServiceConfig.model_validate(
         {
             "root": root,
-            "backends": tuple(one.url for one in pool),
+            "backends": tuple(server.url for server in pool),
             "sandbox": {"kind": kind},
             "tokenizer": str(TOY),
             "run": {"slots": slots},
@@ -59,16 +59,16 @@ async def until_out(client: Client, url: str, limit_s: float) -> float:
     began = time.monotonic()
     while time.monotonic() - began < limit_s:
         status = await asyncio.to_thread(client.status)
-        (one,) = [one for one in status["backends"] if one["name"] == url]
-        if one["state"] == "ejected":
+        (backend,) = [backend for backend in status["backends"] if backend["name"] == url]
+        if backend["state"] == "ejected":
             return time.monotonic() - began
         await asyncio.sleep(0.05)
-    raise AssertionError(f"{one} after {limit_s} s")
+    raise AssertionError(f"{backend} after {limit_s} s")
 
 
 async def until_busy(pool: Iterable[Server], calls: int) -> None:
     async with asyncio.timeout(240):
-        while any(len(one.tap.calls()) < calls for one in pool):
+        while any(len(server.tap.calls()) < calls for server in pool):
             await asyncio.sleep(0.2)
 
 
@@ -89,15 +89,15 @@ def check_exact(stored: StoredRun, calls: Iterable[Call]) -> int:
     """Each stored sequence is, id for id and logprob for logprob, what servers were asked and said;
     how many calls had to be continued elsewhere.
     """
-    said: dict[int, list[Call]] = defaultdict(list)
+    calls_by_rollout: dict[int, list[Call]] = defaultdict(list)
     for call in calls:
         if call.name.startswith("r/"):
-            said[int(call.name.split("/")[1])].append(call)
+            calls_by_rollout[int(call.name.split("/")[1])].append(call)
     continued = 0
     for row in rows(
         stored, "select rollout_id, token_ids, logprobs, span_end, span_kind from sequences"
     ):
-        continued += _check_one(row, sorted(said[row["rollout_id"]], key=_order))
+        continued += _check_sequence(row, sorted(calls_by_rollout[row["rollout_id"]], key=_order))
     return continued
 
 
@@ -105,12 +105,12 @@ def _order(call: Call) -> tuple[int, float]:
     return len(call.prompt), call.at
 
 
-def _check_one(row: dict[str, Any], calls: Sequence[Call]) -> int:
+def _check_sequence(row: dict[str, Any], calls: Sequence[Call]) -> int:
     ids = row["token_ids"]
     kinds = np.repeat(row["span_kind"], np.diff([0, *row["span_end"]]))
     logprobs = np.full(len(ids), np.nan, np.float32)
     logprobs[kinds != 0] = row["logprobs"]
-    heard = np.zeros(len(ids), bool)
+    covered = np.zeros(len(ids), bool)
     starts = [*(len(call.prompt) for call in calls[1:]), len(ids)]
     for call, until in zip(calls, starts, strict=True):
         start = len(call.prompt)
@@ -119,12 +119,12 @@ def _check_one(row: dict[str, Any], calls: Sequence[Call]) -> int:
         assert ids[start:end] == call.ids[: end - start], "a server said other ids"
         expected = np.array(call.logprobs[: end - start]).astype(np.float32)
         np.testing.assert_array_equal(logprobs[start:end], expected)
-        heard[start:end] = True
-    np.testing.assert_array_equal(heard, kinds != 0, "sampled tokens are those that servers said")
+        covered[start:end] = True
+    np.testing.assert_array_equal(covered, kinds != 0, "sampled tokens are those that servers said")
     return sum(not call.is_whole for call in calls)
 
 
-def asked(root: Path) -> list[Mark]:
+def request_marks(root: Path) -> list[Mark]:
     """Every model call that RUN made of a server (`edge`), also those that the server never saw."""
     return [mark for mark in read(root / "trace", 0.0) if mark.what == REQUESTED]
 
@@ -135,11 +135,11 @@ def p90_s(stored: StoredRun, calls: Iterable[Mark], names: Collection[str]) -> f
     Not by the backend of their turns: that is who ended a turn, which may have waited for another.
     """
     elsewhere = {call.key.rollout_id for call in calls if call.edge not in names}
-    found = rows(stored, "select rollout_id, run_s from rollouts")
-    return float(np.quantile([r["run_s"] for r in found if r["rollout_id"] not in elsewhere], 0.9))
+    runs = rows(stored, "select rollout_id, run_s from rollouts")
+    return float(np.quantile([r["run_s"] for r in runs if r["rollout_id"] not in elsewhere], 0.9))
 
 
-def check_left_alone(calls: Iterable[Mark], name: str, since_s: float) -> None:
+def check_not_called_since(calls: Iterable[Mark], name: str, since_s: float) -> None:
     """Nothing was asked of a server from this moment of the monotonic clock on."""
     late = [call for call in calls if call.edge == name and call.at_s > since_s]
     assert not late, f"{len(late)} calls to {name}, until {late[-1].at_s - since_s:.2f} s too late"

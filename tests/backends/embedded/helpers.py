@@ -49,7 +49,7 @@ def request(
 
 def run(served: Engine, requests: Iterable[GenerateRequest]) -> list[ActiveRequest]:
     """Everything to its end; rows in the order of the requests."""
-    rows = [served.add(one) for one in requests]
+    rows = [served.add(sample_request) for sample_request in requests]
     while served.busy:
         served.step()
     return rows

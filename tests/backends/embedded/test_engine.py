@@ -44,22 +44,24 @@ def _other_weights(directory: Path) -> Path:
 
 
 def test_alone_or_in_any_batch_a_request_samples_the_same() -> None:
-    wanted = [request(prompt, seed) for seed, prompt in enumerate(prompts(48))]
-    alone = [run(engine(rows=1, prefix_bytes=0), [one])[0] for one in wanted]
+    requests = [request(prompt, seed) for seed, prompt in enumerate(prompts(48))]
+    alone = [
+        run(engine(rows=1, prefix_bytes=0), [sample_request])[0] for sample_request in requests
+    ]
     shuffled = random.Random(0).sample(range(48), 48)
     together = dict(
-        zip(shuffled, run(engine(rows=32), [wanted[index] for index in shuffled]), strict=True)
+        zip(shuffled, run(engine(rows=32), [requests[index] for index in shuffled]), strict=True)
     )
     assert all(same_tokens(row, together[index]) for index, row in enumerate(alone))
     assert max(logprob_gap(row, together[index]) for index, row in enumerate(alone)) < BOUND
 
 
 def test_requests_join_and_leave_between_steps_without_disturbing_others() -> None:
-    wanted = [request(prompt, seed, max_tokens=30) for seed, prompt in enumerate(prompts(24))]
-    alone = run(engine(rows=1, prefix_bytes=0), wanted)
+    requests = [request(prompt, seed, max_tokens=30) for seed, prompt in enumerate(prompts(24))]
+    alone = run(engine(rows=1, prefix_bytes=0), requests)
     served, rows, rng = engine(rows=8), [], random.Random(1)
-    for index, one in enumerate(wanted):
-        rows.append(served.add(one))
+    for index, sample_request in enumerate(requests):
+        rows.append(served.add(sample_request))
         for _ in range(rng.randrange(4)):
             served.step()
         if index % 5 == 4:
@@ -112,15 +114,15 @@ def test_siblings_share_the_work_on_their_prompt() -> None:
 def test_long_prompts_are_computed_in_chunks_beside_running_requests() -> None:
     rng = np.random.default_rng(0)
     long = rng.integers(0, 256, size=450).astype(np.int32)
-    wanted = [
+    requests = [
         request(prompts(1)[0], 1),
         request(long, 2, stops=()),
         request(long[:300], 3, stops=()),
     ]
     served = engine()
-    rows = run(served, wanted)
-    for row, one in zip(rows, wanted, strict=True):
-        alone = run(engine(rows=1, prefix_bytes=0), [one])[0]
+    rows = run(served, requests)
+    for row, sample_request in zip(rows, requests, strict=True):
+        alone = run(engine(rows=1, prefix_bytes=0), [sample_request])[0]
         assert same_tokens(row, alone)
         assert logprob_gap(row, alone) < BOUND
 
@@ -130,8 +132,8 @@ def test_new_weights_split_the_versions_and_nothing_of_the_old_context_is_used(
 ) -> None:
     other = _other_weights(tmp_path / "other")
     served = engine(version=4)
-    known = prompts(3)[-1]
-    run(served, [request(known, 1)])
+    old_prompt = prompts(3)[-1]
+    run(served, [request(old_prompt, 1)])
     row = served.add(request(prompts(1)[0], 8, stops=(), max_tokens=20))
     while len(row.completion) < 9:
         served.step()
@@ -144,7 +146,10 @@ def test_new_weights_split_the_versions_and_nothing_of_the_old_context_is_used(
     again = run(fresh, [request(row.ids[: row.prompt_length + 9], 8, stops=(), max_tokens=11)])[0]
     assert np.array_equal(row.completion[9:], again.completion)
     np.testing.assert_allclose(row.logprobs[9:], again.logprobs, atol=BOUND)
-    after, reference = run(served, [request(known, 9)])[0], run(fresh, [request(known, 9)])[0]
+    after, reference = (
+        run(served, [request(old_prompt, 9)])[0],
+        run(fresh, [request(old_prompt, 9)])[0],
+    )
     assert same_tokens(after, reference)
     assert logprob_gap(after, reference) < BOUND
 
@@ -175,7 +180,9 @@ def test_wrong_weights_are_refused_and_the_old_ones_go_on(tmp_path: Path) -> Non
         ('{"model_type": "qwen3", "hidden_size": "64"}', "no number vocab_size, hidden_size"),
     ],
 )
-def test_settings_that_are_no_qwen3_are_one_line(tmp_path: Path, text: str, says: str) -> None:
+def test_settings_of_another_architecture_are_refused_in_a_single_line(
+    tmp_path: Path, text: str, says: str
+) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=says):
         load(tmp_path)

@@ -21,19 +21,19 @@ def _saved(ids: list[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
 
 @given(sequences, st.lists(st.integers(0, 2), min_size=1, max_size=LENGTH))
 def test_find_gives_the_longest_common_prefix_of_all_that_was_added(
-    added: list[list[int]], wanted: list[int]
+    added: list[list[int]], prompt: list[int]
 ) -> None:
     store = PrefixStore(1 << 20)
     for ids in added:
         store.add(np.array(ids, dtype=np.int32), _saved(ids))
-    match = store.find(np.array(wanted, dtype=np.int32))
+    match = store.find(np.array(prompt, dtype=np.int32))
     pairs = [
-        takewhile(lambda pair: pair[0] == pair[1], zip(ids, wanted, strict=False)) for ids in added
+        takewhile(lambda pair: pair[0] == pair[1], zip(ids, prompt, strict=False)) for ids in added
     ]
     best = max((len([*same]) for same in pairs), default=0)
     assert (match.common if match else 0) == best
     if match:
-        assert match.saved[0, 0, 0, : match.common, 0].tolist() == wanted[: match.common]
+        assert match.saved[0, 0, 0, : match.common, 0].tolist() == prompt[: match.common]
 
 
 @given(sequences, st.integers(0, 100))

@@ -69,7 +69,7 @@ async def test_a_process_serves_passes_the_probe_and_ends_on_sigterm() -> None:
         assert await asyncio.wait_for(process.wait(), 5) == 0
 
 
-async def test_a_process_does_not_outlive_a_parent_that_is_gone() -> None:
+async def test_a_process_exits_when_its_parent_has_exited() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -119,7 +119,7 @@ async def test_publishing_aborts_what_runs_and_the_continuation_has_the_next_ver
         assert partial.finish_reason is FinishReason.ABORT
         assert 0 < len(partial.token_ids_C) < 300
         assert partial.versions == (0,)
-        held = asyncio.create_task(
+        later_call = asyncio.create_task(
             client.generate(
                 replace(
                     request(np.concatenate([whole.prompt_ids_L, partial.token_ids_C]), 6),
@@ -130,9 +130,9 @@ async def test_publishing_aborts_what_runs_and_the_continuation_has_the_next_ver
         shutil.copytree(TOY, tmp_path / "next")
         await target.update(str(tmp_path / "next"), 5, "run:5:x")
         assert await target.label() == "run:5:x"
-        assert not held.done()
+        assert not later_call.done()
         await target.resume()
-        rest = await held
+        rest = await later_call
         assert rest.versions == (5,), "as the label reads for the run that published"
         assert rest.version_ends == (len(rest.token_ids_C),)
 
@@ -189,14 +189,14 @@ async def test_waiting_for_what_runs_before_a_pause_cuts_nothing_and_holds_what_
         whole = await running
         await pausing
         assert (whole.finish_reason, len(whole.token_ids_C)) == (FinishReason.LENGTH, 60)
-        held = asyncio.create_task(client.generate(request(prompts(1)[0], 7)))
+        later_call = asyncio.create_task(client.generate(request(prompts(1)[0], 7)))
         await target.update(str(TOY), 5, "run:5:x")
-        assert not held.done()
+        assert not later_call.done()
         await target.resume()
-        assert len((await held).token_ids_C)
+        assert len((await later_call).token_ids_C)
 
 
-async def test_two_runs_with_one_number_keep_their_labels() -> None:
+async def test_two_runs_with_the_same_number_keep_their_labels() -> None:
     async with _served() as (engine, client, session):
         target = WeightTarget(session, client.name)
         ours = RunWeights("ours", published=True)
