@@ -27,12 +27,12 @@ class Net:
 class Sockets(FlightNetwork):
     """What it serves itself it dials through the socket, as another process would."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self._other = FlightNetwork(*given, **named)
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._other = FlightNetwork(*args, **named)
 
-    async def dial(self, *given: Any) -> Channel:
-        return await self._other.dial(*given)
+    async def dial(self, *args: Any) -> Channel:
+        return await self._other.dial(*args)
 
     async def close(self) -> None:
         await super().close()

@@ -78,7 +78,7 @@ async def test_the_listener_notices_a_killed_dialler_at_once(tmp_path: Path) -> 
         assert flight_threads() == []
 
 
-async def test_no_thread_socket_or_file_is_left(tmp_path: Path) -> None:
+async def test_no_thread_socket_or_file_remains(tmp_path: Path) -> None:
     before = num_sockets()
     async with Sockets() as network:
         location = await network.listen(
@@ -94,7 +94,7 @@ async def test_no_thread_socket_or_file_is_left(tmp_path: Path) -> None:
     await until(lambda: num_sockets() <= before)
 
 
-async def test_a_socket_file_left_by_a_killed_process_is_taken_over(tmp_path: Path) -> None:
+async def test_the_socket_file_of_a_killed_process_is_replaced(tmp_path: Path) -> None:
     location = f"grpc+unix://{tmp_path}/s"
     async with peer("listen", location) as process:
         process.kill()
@@ -216,7 +216,7 @@ async def test_an_idle_stream_survives_the_pings_of_keepalive(
         assert await channel.receive() is not None
 
 
-def test_a_forked_child_is_told_instead_of_hanging(tmp_path: Path) -> None:
+def test_a_forked_child_gets_an_error_instead_of_hanging(tmp_path: Path) -> None:
     program = f"""
 import asyncio, os
 from prorl.flight import FlightNetwork

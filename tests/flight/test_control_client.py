@@ -40,7 +40,7 @@ class Gateway:
 
     def __init__(self, answer: Callable[[ControlRow], ControlRow | None]) -> None:
         self.answer = answer
-        self.heard: list[ControlRow] = []
+        self.received: list[ControlRow] = []
         self.num_sessions = 0
         self.channel: Channel | None = None
         self.batches: list[object] = []
@@ -51,7 +51,7 @@ class Gateway:
         while (batch := await channel.receive()) is not None:
             self.batches.append(batch)
             for row in from_batch(batch):
-                self.heard.append(row)
+                self.received.append(row)
                 self.reply(channel, row)
 
     def reply(self, channel: Channel, row: ControlRow) -> None:
@@ -73,7 +73,7 @@ class Gateway:
         await self.channel.close()
 
     def kinds(self) -> list[Kind]:
-        return [row.kind for row in self.heard if row.kind is not Kind.STATS]
+        return [row.kind for row in self.received if row.kind is not Kind.STATS]
 
 
 @asynccontextmanager
@@ -81,7 +81,7 @@ async def joined(
     net: Net,
     gateway: Gateway,
     commands: list[ControlRow],
-    held: Callable[[], list[AttemptKey]] = list,
+    attempt_keys: Callable[[], list[AttemptKey]] = list,
     remote: bool = False,
 ) -> AsyncIterator[ControlClient]:
     location = await net.network.listen(
@@ -93,7 +93,7 @@ async def joined(
     )
     client = ControlClient(
         *(net.network, location, identity),
-        attempts=lambda: {"run": held()},
+        attempts=lambda: {"run": attempt_keys()},
         stats=lambda: {"run": Stats(busy=1)},
         on=on,
     )
@@ -125,14 +125,14 @@ async def test_rows_are_encoded_only_where_they_go_through_a_socket(net: Net) ->
         await until(lambda: any(row.kind is Kind.DRAIN for row in commands))
 
 
-async def test_hello_says_who_and_what_is_held(net: Net) -> None:
+async def test_hello_names_the_worker_and_its_attempts(net: Net) -> None:
     gateway, commands = Gateway(echo), list[ControlRow]()
-    async with joined(net, gateway, commands, held=lambda: [key(3), key(4, 2)]):
-        hello = gateway.heard[0]
+    async with joined(net, gateway, commands, attempt_keys=lambda: [key(3), key(4, 2)]):
+        hello = gateway.received[0]
         assert (hello.kind, hello.seq) == (Kind.HELLO, 1)
-        said = hello.read_hello("hello")
-        assert said.held == {"run": (key(3), key(4, 2))}
-        assert (said.roles, said.worker, said.location) == ({"run": 4}, "run-0", "there")
+        payload = hello.read_hello("hello")
+        assert payload.held == {"run": (key(3), key(4, 2))}
+        assert (payload.roles, payload.worker, payload.location) == ({"run": 4}, "run-0", "there")
         assert [row.kind for row in commands] == [Kind.WELCOME, Kind.ENDPOINTS]
         assert commands[0].read(Welcome).refused == (key(3),)
         assert commands[1].read(Endpoints).locations == {"init": ("here",)}
@@ -144,8 +144,10 @@ async def test_events_arrive_in_order_with_dense_seqs(net: Net) -> None:
         for n in range(50):
             client.emit(Started(), key(n), stage="run")
         await until(lambda: len(gateway.kinds()) == 51)
-    assert [row.rollout_id for row in gateway.heard if row.kind is Kind.STARTED] == list(range(50))
-    assert [row.seq for row in gateway.heard] == list(range(1, len(gateway.heard) + 1))
+    assert [row.rollout_id for row in gateway.received if row.kind is Kind.STARTED] == list(
+        range(50)
+    )
+    assert [row.seq for row in gateway.received] == list(range(1, len(gateway.received) + 1))
 
 
 async def test_requests_get_their_replies_and_errors(net: Net) -> None:
@@ -169,16 +171,16 @@ async def test_after_a_loss_a_fresh_session_sends_unanswered_requests_again(net:
         asking = [asyncio.ensure_future(client.request(reserve(n))) for n in range(3)]
         await until(lambda: gateway.kinds().count(Kind.RESERVE) == 3)
         silent = False
-        gateway.heard.clear()
+        gateway.received.clear()
         await gateway.hang_up()
         answers = await asyncio.wait_for(asyncio.gather(*asking), 30)
         assert [answer.granted for answer in answers] == [(key(n),) for n in range(3)]
         assert gateway.num_sessions == 2
         assert gateway.kinds()[:4] == [Kind.HELLO, Kind.RESERVE, Kind.RESERVE, Kind.RESERVE]
-        assert [row.seq for row in gateway.heard[:4]] == [1, 2, 3, 4]
+        assert [row.seq for row in gateway.received[:4]] == [1, 2, 3, 4]
 
 
-async def test_requests_made_without_a_session_wait_for_one(net: Net) -> None:
+async def test_requests_made_without_a_session_wait_for_the_next_session(net: Net) -> None:
     gateway = Gateway(echo)
     identity = this_life(roles={"store": 1}, worker="store-0")
     client = ControlClient(net.network, net.name("gateway"), identity, on={})
@@ -212,7 +214,7 @@ async def test_heartbeats_carry_the_stats_and_come_less_often_from_other_hosts(
     gateway = Gateway(echo)
 
     def beats() -> list[ControlRow]:
-        return [row for row in gateway.heard if row.kind is Kind.STATS]
+        return [row for row in gateway.received if row.kind is Kind.STATS]
 
     async with joined(net, gateway, [], remote=True):
         await until(lambda: len(beats()) == 1)

@@ -82,7 +82,7 @@ events = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(events, st.booleans(), st.integers(1, 3), st.integers(1, 6))
-def test_credit_is_conserved_and_every_row_has_one_fate(
+def test_credit_is_conserved_and_every_row_has_a_single_fate(
     story: list[tuple[int, int, int]], redelivered: bool, num_producers: int, slots: int
 ) -> None:
     wire = Wire(redelivered, num_producers, slots)
@@ -93,9 +93,9 @@ def test_credit_is_conserved_and_every_row_has_one_fate(
 
     def ack(link: int, got: AttemptKey) -> None:
         if link in wire.links:
-            known = wire.ledgers[wire.links[link]].forget([got])
-            assert redelivered or known == [got]
-            acked.update(known)
+            forgotten = wire.ledgers[wire.links[link]].forget([got])
+            assert redelivered or forgotten == [got]
+            acked.update(forgotten)
 
     for verb, which, size in story:
         links = sorted(wire.links)
@@ -139,13 +139,13 @@ def check_books(wire: Wire, slots: int, most_upstreams: int) -> None:
     )
     if most_upstreams == 1:
         assert promised <= slots or wire.grants._orphans > 0
-    held = [
+    row_keys = [
         name
         for ledger in wire.ledgers
         for account in ledger._consumers.values()
         for name in account.holds
     ]
-    assert len(held) == len(set(held))
+    assert len(row_keys) == len(set(row_keys))
 
 
 @given(st.lists(st.integers(1, 2000), min_size=1, max_size=60), st.integers(1, 8))
@@ -155,7 +155,7 @@ def test_never_more_is_sent_than_granted_in_rows_or_bytes(sizes: list[int], rows
     for n, size in enumerate(sizes):
         ledger.put(key(n), size)
     ledger.grant(1, rows, WINDOW)
-    sent = [given.key.rollout_id for given in ledger.assign()]
+    sent = [assignment.key.rollout_id for assignment in ledger.assign()]
     assert sent == list(range(len(sent)))
     assert len(sent) <= rows
     assert sum(sizes[n] for n in sent[:-1]) < WINDOW
@@ -170,7 +170,7 @@ def test_rows_go_to_the_consumer_with_most_credit() -> None:
         ledger.grant(consumer, rows, WINDOW)
     for n in range(5):
         ledger.put(key(n), 1)
-    assert [given.consumer for given in ledger.assign()] == [2, 2, 1, 2]
+    assert [assignment.consumer for assignment in ledger.assign()] == [2, 2, 1, 2]
 
 
 def test_a_late_upstream_gets_credit_that_idle_ones_hold() -> None:
@@ -257,10 +257,10 @@ def test_what_nobody_can_take_lets_others_pass_and_keeps_its_place() -> None:
     for n, needs in enumerate(("gpu", "", "gpu", "image")):
         ledger.put(key(n), 1, needs)
     joined(ledger, 1, 9, WINDOW, "image")
-    assert [given.key for given in ledger.assign()] == [key(1), key(3)]
+    assert [assignment.key for assignment in ledger.assign()] == [key(1), key(3)]
     assert ledger.waiting() == [key(0), key(2)]
     joined(ledger, 2, 9, WINDOW, "gpu")
-    assert [given.key for given in ledger.assign()] == [key(0), key(2)]
+    assert [assignment.key for assignment in ledger.assign()] == [key(0), key(2)]
 
 
 def test_a_window_that_is_used_up_sends_nothing_until_the_oldest_row_came_back() -> None:
@@ -268,11 +268,11 @@ def test_a_window_that_is_used_up_sends_nothing_until_the_oldest_row_came_back()
     joined(ledger, 1, 5, 5)
     for n, size in enumerate((2, 3, 4)):
         ledger.put(key(n), size)
-    assert [given.key for given in ledger.assign()] == [key(0), key(1)]
+    assert [assignment.key for assignment in ledger.assign()] == [key(0), key(1)]
     assert ledger._consumers[1].window_bytes == 0
     ledger.grant(1, 1, 0)
     assert ledger._consumers[1].window_bytes == 2, "of the oldest, and only of that"
-    assert [given.key for given in ledger.assign()] == [key(2)]
+    assert [assignment.key for assignment in ledger.assign()] == [key(2)]
 
 
 def test_what_was_forgotten_is_not_sent_and_what_came_again_is_sent_once() -> None:
@@ -284,7 +284,7 @@ def test_what_was_forgotten_is_not_sent_and_what_came_again_is_sent_once() -> No
     assert ledger.num_waiting == 0
     ledger.put(key(1), 1)
     joined(ledger, 1, 5, WINDOW)
-    assert [given.key for given in ledger.assign()] == [key(1)]
+    assert [assignment.key for assignment in ledger.assign()] == [key(1)]
     assert ledger.num_waiting == 0
     assert ledger.forget([key(1)]) == [key(1)]
     assert ledger.num_waiting == 0
@@ -301,7 +301,7 @@ def test_a_lost_consumers_rows_wait_again_in_front() -> None:
     assert ledger.leave(1) == []
     assert (ledger.num_waiting, ledger.waiting()) == (4, [key(n) for n in range(4)])
     joined(ledger, 2, 4, WINDOW)
-    assert [given.key.rollout_id for given in ledger.assign()] == [0, 1, 2, 3]
+    assert [assignment.key.rollout_id for assignment in ledger.assign()] == [0, 1, 2, 3]
 
 
 def test_where_nothing_is_redelivered_a_lost_consumer_loses_its_rows() -> None:

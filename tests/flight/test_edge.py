@@ -18,10 +18,10 @@ from tests.waiting import until
 
 
 async def take(inlet: Inlet, count: int) -> list[ReceivedRow]:
-    found: list[ReceivedRow] = []
-    while len(found) < count:
-        found += await asyncio.wait_for(inlet.take(), 30)
-    return found
+    received: list[ReceivedRow] = []
+    while len(received) < count:
+        received += await asyncio.wait_for(inlet.take(), 30)
+    return received
 
 
 async def serve(net: Net, outlet: Outlet, name: str = "up") -> str:
@@ -86,7 +86,7 @@ async def test_a_lost_consumer_gives_unacked_rows_to_another_on_redelivered_edge
     await second.close()
 
 
-async def test_rows_that_a_stream_left_behind_are_stalled_until_an_ack(net: Net) -> None:
+async def test_rows_of_a_broken_stream_are_stalled_until_an_ack(net: Net) -> None:
     """Consumers that come and go again without an ack change nothing."""
     outlet = Outlet("ran")
     location = await serve(net, outlet)
@@ -125,7 +125,7 @@ async def test_a_lost_consumer_loses_nothing_that_it_received_without_redelivery
     await second.close()
 
 
-async def test_a_redelivered_row_in_hand_is_not_given_twice_and_its_ack_finds_the_way(
+async def test_a_redelivered_row_in_hand_is_not_delivered_twice_and_its_ack_finds_the_way(
     net: Net,
 ) -> None:
     """The stream breaks, not the consumer: what it holds comes again and is acked over the stream
@@ -133,8 +133,8 @@ async def test_a_redelivered_row_in_hand_is_not_given_twice_and_its_ack_finds_th
     """
     acked: list[AttemptKey] = []
     first, second = Outlet("ran"), Outlet("ran", on_acked=acked.extend)
-    one, two = await serve(net, first, "one"), await serve(net, second, "two")
-    inlet = inlet_of(net, "ran", one, two)
+    location_1, location_2 = await serve(net, first, "one"), await serve(net, second, "two")
+    inlet = inlet_of(net, "ran", location_1, location_2)
     await put(first, ran(7))
     assert [row.key for row in await take(inlet, 1)] == [key(7)]
     await put(second, ran(7))
@@ -222,14 +222,14 @@ async def test_a_bug_while_serving_an_upstream_is_raised_by_take(
 
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("adopted", [False, True])
-async def test_a_row_that_is_offered_again_is_acked_and_not_given_twice(
+async def test_a_reoffered_row_is_acked_and_not_delivered_twice(
     net: Net, adopted: bool, done: bool
 ) -> None:
     """Its sender did not hear that this worker, or the last life of its name, had it."""
     acked: list[AttemptKey] = []
     first, second = Outlet("ready"), Outlet("ready", on_acked=acked.extend)
-    one, two = await serve(net, first, "one"), await serve(net, second, "two")
-    inlet = inlet_of(net, "ready", one, two, slots=2)
+    location_1, location_2 = await serve(net, first, "one"), await serve(net, second, "two")
+    inlet = inlet_of(net, "ready", location_1, location_2, slots=2)
     if adopted:
         inlet.adopt(ReceivedRow(key(0), Row(ready(0), 0), 100))
     else:
@@ -240,7 +240,7 @@ async def test_a_row_that_is_offered_again_is_acked_and_not_given_twice(
     await put(second, ready(0))
     await until(lambda: acked == [key(0)])
     await put(second, ready(1))
-    assert [taken.key for taken in await take(inlet, 1)] == [key(1)]
+    assert [received.key for received in await take(inlet, 1)] == [key(1)]
     await inlet.close()
 
 
@@ -258,7 +258,7 @@ async def test_a_row_is_kept_before_its_consumer_or_its_sender_hears_of_it(net: 
     await inlet.close()
 
 
-async def test_a_stage_that_has_left_ends_its_streams_and_lets_nobody_in(net: Net) -> None:
+async def test_a_closed_stage_ends_its_streams_and_refuses_new_consumers(net: Net) -> None:
     outlet = Outlet("ran")
     location = await serve(net, outlet)
     inlet = inlet_of(net, "ran", location)
@@ -286,5 +286,5 @@ async def test_who_may_take_nothing_more_gives_no_credit_until_it_may(net: Net) 
     await asyncio.sleep(0.2)
     assert inlet.in_hand == 0
     may[0] = True
-    assert [taken.key for taken in await take(inlet, 1)] == [key(0)]
+    assert [received.key for received in await take(inlet, 1)] == [key(0)]
     await inlet.close()

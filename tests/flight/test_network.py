@@ -25,12 +25,12 @@ def batch(*values: int) -> pa.RecordBatch:
 
 
 async def values(channel: Channel, count: int) -> list[int]:
-    found: list[int] = []
-    while len(found) < count:
+    numbers: list[int] = []
+    while len(numbers) < count:
         got = await channel.receive()
         assert got is not None
-        found += got.column("n").to_pylist()
-    return found
+        numbers += got.column("n").to_pylist()
+    return numbers
 
 
 async def echo(channel: Channel) -> None:
@@ -65,7 +65,7 @@ async def test_what_a_process_serves_itself_it_reaches_without_the_socket(net: N
         await away.close()
 
 
-async def test_parts_of_a_process_serve_their_routes_at_one_location(net: Net) -> None:
+async def test_parts_of_a_process_serve_their_routes_at_a_single_location(net: Net) -> None:
     location = await net.network.listen(net.name("a"), {"echo": (echo, NUMBERS, NUMBERS)})
     assert await net.network.listen(location, {"more": (echo, NUMBERS, NUMBERS)}) == location
     channel = await net.network.dial(location, "more", {}, NUMBERS, NUMBERS)
@@ -159,10 +159,10 @@ async def test_close_is_idempotent_and_later_sends_are_dropped(net: Net) -> None
 
 
 async def test_the_stream_ends_when_the_handler_returns(net: Net) -> None:
-    async def say_one(channel: Channel) -> None:
+    async def send_single(channel: Channel) -> None:
         channel.send(batch(1))
 
-    location = await net.network.listen(net.name("a"), {"p": (say_one, NUMBERS, NUMBERS)})
+    location = await net.network.listen(net.name("a"), {"p": (send_single, NUMBERS, NUMBERS)})
     channel = await net.network.dial(location, "p", {}, NUMBERS, NUMBERS)
     assert await values(channel, 1) == [1]
     assert await channel.receive() is None

@@ -28,9 +28,9 @@ def batch(*values: int) -> pa.RecordBatch:
 )
 def test_joining_keeps_order_and_stays_below_the_limit(sizes: list[int]) -> None:
     joined = join([SizedBatch(batch(n), size) for n, size in enumerate(sizes)])
-    found = [part.column("n").to_pylist() for part in joined]
-    assert [n for part in found for n in part] == list(range(len(sizes)))
-    for part in found:
+    lists = [part.column("n").to_pylist() for part in joined]
+    assert [n for part in lists for n in part] == list(range(len(sizes)))
+    for part in lists:
         assert len(part) == 1 or sum(sizes[n] for n in part) <= MAX_BATCH_BYTES
         assert len(part) == 1 or max(sizes[n] for n in part) <= JOIN_BYTES
 
@@ -43,10 +43,10 @@ def test_a_slice_weighs_what_it_holds() -> None:
 def test_a_peer_that_reads_nothing_is_refused_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prorl.flight.queues.MAX_QUEUED_BYTES", 10_000)
     sender = Sender()
-    taken = 0
+    num_accepted = 0
     while sender.put(batch(*range(100))):
-        taken += 1
-    assert 1 <= taken <= 10_000 // 800
+        num_accepted += 1
+    assert 1 <= num_accepted <= 10_000 // 800
     assert sender.take(0.01)[1] is False
     assert sender.put(batch(1))
 
@@ -61,11 +61,11 @@ async def test_what_a_thread_puts_is_received_in_order() -> None:
 
     thread = threading.Thread(target=put)
     thread.start()
-    found = []
+    numbers = []
     while (got := await asyncio.wait_for(inbox.receive(), 5)) is not None:
-        found.append(got.column("n")[0].as_py())
+        numbers.append(got.column("n")[0].as_py())
     thread.join()
-    assert found == list(range(5000))
+    assert numbers == list(range(5000))
 
 
 async def test_flushes_are_quick_when_idle_and_joined_when_busy() -> None:

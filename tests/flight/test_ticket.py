@@ -36,8 +36,8 @@ plans = st.builds(
 
 
 @given(tickets | plans)
-def test_tickets_and_plans_survive_the_wire(said: Ticket | ReadPlan) -> None:
-    assert type(said).parse(said.dumps()) == said
+def test_tickets_and_plans_survive_the_wire(payload: Ticket | ReadPlan) -> None:
+    assert type(payload).parse(payload.dumps()) == payload
 
 
 @given(names, seqs)

@@ -43,7 +43,7 @@ def row(
     return only(ready)
 
 
-def said(turn: int, finish: FinishReason = FinishReason.STOP) -> RecordedCall:
+def recorded_call(turn: int, finish: FinishReason = FinishReason.STOP) -> RecordedCall:
     """A turn of three ids by two versions of the weights."""
     return RecordedCall(
         turn=turn,
@@ -86,10 +86,10 @@ def look(path: Path) -> Recovered | None:
     return parse_journal(path, prefix) if prefix.frames else None
 
 
-def same(one: Past, other: Past) -> bool:
+def same(record: Past, other: Past) -> bool:
     """Whether two records hold the same, arrays by value."""
     try:
-        np.testing.assert_equal(dataclasses.asdict(one), dataclasses.asdict(other))
+        np.testing.assert_equal(dataclasses.asdict(record), dataclasses.asdict(other))
     except AssertionError:
         return False
-    return type(one) is type(other)
+    return type(record) is type(other)

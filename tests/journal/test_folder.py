@@ -13,9 +13,15 @@ from prorl.journal.records import Past
 from prorl.schema.columns import read_key
 from prorl.schema.rows import Row, row_hashes
 from prorl.types import FinishReason
-from tests.journal.made import ENDED, answer, row, said, same
+from tests.journal.made import ENDED, answer, recorded_call, row, same
 
-RECORDS: tuple[Past, ...] = (said(0), answer(0), answer(0, 1), said(1, FinishReason.LENGTH), ENDED)
+RECORDS: tuple[Past, ...] = (
+    recorded_call(0),
+    answer(0),
+    answer(0, 1),
+    recorded_call(1, FinishReason.LENGTH),
+    ENDED,
+)
 
 
 def _write(folder: Path) -> Journals:
@@ -37,19 +43,19 @@ def _tell(journal: AttemptJournal) -> None:
                 journal.end(record)
 
 
-def _prefix(found: Recovered) -> int:
+def _prefix(recovered: Recovered) -> int:
     """How many records were found; they must be the first ones."""
-    assert len(found.records) <= len(RECORDS)
-    assert all(map(same, found.records, RECORDS))
-    assert row_hashes(found.row.as_batch) == row_hashes(row().as_batch)
-    return len(found.records)
+    assert len(recovered.records) <= len(RECORDS)
+    assert all(map(same, recovered.records, RECORDS))
+    assert row_hashes(recovered.row.as_batch) == row_hashes(row().as_batch)
+    return len(recovered.records)
 
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:
     _write(tmp_path).close()
-    (found,) = Journals(tmp_path).open()
-    assert _prefix(found) == len(RECORDS)
-    assert (found.key, found.epoch) == (read_key(row()), 0)
+    (recovered,) = Journals(tmp_path).open()
+    assert _prefix(recovered) == len(RECORDS)
+    assert (recovered.key, recovered.epoch) == (read_key(row()), 0)
 
 
 def test_an_attempt_that_leaves_leaves_nothing(tmp_path: Path) -> None:
@@ -62,22 +68,22 @@ def test_an_attempt_that_leaves_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
-def test_the_next_attempt_has_the_file_of_one_that_left(tmp_path: Path) -> None:
+def test_an_attempt_reuses_the_file_of_a_dropped_attempt(tmp_path: Path) -> None:
     journals = _write(tmp_path)
     journals.begin(row(2))
     assert len(list(tmp_path.glob("*.journal"))) == 2
     journals.drop(read_key(row()))
     journals.begin(row(3))
-    journals.attempt(read_key(row(3)), on_lost_tool_call="report").say(said(0))
+    journals.attempt(read_key(row(3)), on_lost_tool_call="report").say(recorded_call(0))
     assert len(list(tmp_path.glob("*.journal"))) == 2
     journals.drop(read_key(row(2)))  # its empty file is one that a killed worker leaves
 
     again = Journals(_as_killed(tmp_path))
-    (found,) = again.open()
-    assert (found.key, found.num_frames) == (read_key(row(3)), 2)
+    (recovered,) = again.open()
+    assert (recovered.key, recovered.num_frames) == (read_key(row(3)), 2)
     assert len(list(tmp_path.glob("*.journal"))) == 1
     again.begin(row(4))
-    assert len({path.name for path in tmp_path.glob("*.journal")} | {found.path.name}) == 2
+    assert len({path.name for path in tmp_path.glob("*.journal")} | {recovered.path.name}) == 2
     journals.close()
 
 
@@ -92,10 +98,10 @@ def test_what_was_dropped_is_not_written_by_its_agent(tmp_path: Path) -> None:
     late = journals.attempt(read_key(row()), on_lost_tool_call="report")
     journals.drop(read_key(row()))
     journals.begin(row(2))
-    late.say(said(5))
+    late.say(recorded_call(5))
     journals.close()
-    (found,) = Journals(tmp_path).open()
-    assert (found.key, found.records) == (read_key(row(2)), ())
+    (recovered,) = Journals(tmp_path).open()
+    assert (recovered.key, recovered.records) == (read_key(row(2)), ())
 
 
 def test_cut_at_every_byte_the_longest_prefix_is_read(tmp_path: Path) -> None:
@@ -105,9 +111,9 @@ def test_cut_at_every_byte_the_longest_prefix_is_read(tmp_path: Path) -> None:
     for size in range(len(whole) + 1):
         path.write_bytes(whole[:size])
         journals = Journals(path.parent)
-        found = journals.open()
+        recovered = journals.open()
         journals.close()
-        counts.append(_prefix(found[0]) if found else -1)
+        counts.append(_prefix(recovered[0]) if recovered else -1)
     assert counts == sorted(counts)
     assert set(counts) == {-1, *range(len(RECORDS) + 1)}
 
@@ -125,24 +131,24 @@ def test_a_flip_of_any_byte_is_refused_aloud_or_reads_as_a_prefix(
         caplog.clear()
         journals = Journals(tmp_path)
         with caplog.at_level(logging.WARNING, "prorl.journal"):
-            found = journals.open()
+            recovered = journals.open()
         journals.close()
-        assert not found, f"byte {place} was flipped and nobody saw it"
+        assert not recovered, f"byte {place} was flipped and nobody saw it"
         assert "begins anew" in caplog.text
         assert not path.exists()
 
 
-def test_the_next_life_goes_on_where_the_last_one_was_cut(tmp_path: Path) -> None:
+def test_a_restarted_worker_resumes_after_the_last_whole_record(tmp_path: Path) -> None:
     _write(tmp_path).close()
     (path,) = tmp_path.glob("*.journal")
     os.truncate(path, path.stat().st_size - 3)
     journals = Journals(tmp_path)
-    (found,) = journals.open()
-    assert _prefix(found) == len(RECORDS) - 1
-    journals.adopt(found, epoch=4)
-    journal = journals.attempt(found.key, on_lost_tool_call="report")
+    (recovered,) = journals.open()
+    assert _prefix(recovered) == len(RECORDS) - 1
+    journals.adopt(recovered, epoch=4)
+    journal = journals.attempt(recovered.key, on_lost_tool_call="report")
     assert journal.epoch == 4
-    assert same(journal.recorded_call(0, b"") or said(9), said(0))
+    assert same(journal.recorded_call(0, b"") or recorded_call(9), recorded_call(0))
     journal.tell(answer(1))
     journals.close()
     (again,) = Journals(tmp_path).open()
@@ -150,30 +156,34 @@ def test_the_next_life_goes_on_where_the_last_one_was_cut(tmp_path: Path) -> Non
     assert all(map(same, again.records, (*RECORDS[:-1], answer(1))))
 
 
-@pytest.mark.parametrize("is_gone", [False, True])
-def test_a_past_that_cannot_be_written_on_is_still_the_past(tmp_path: Path, is_gone: bool) -> None:
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_past_that_cannot_be_written_on_is_still_the_past(
+    tmp_path: Path, is_removed: bool
+) -> None:
     _write(tmp_path).close()
     (path,) = tmp_path.glob("*.journal")
     journals = Journals(tmp_path, limit_bytes=path.stat().st_size)
-    (found,) = journals.open()
-    if is_gone:
+    (recovered,) = journals.open()
+    if is_removed:
         path.unlink()
-    journals.adopt(found, epoch=4)
+    journals.adopt(recovered, epoch=4)
     assert (journals.num_bytes, list(tmp_path.glob("*.journal"))) == (0, [])
-    journal = journals.attempt(found.key, on_lost_tool_call="report")
+    journal = journals.attempt(recovered.key, on_lost_tool_call="report")
     assert journal.epoch == 4
-    assert same(journal.recorded_call(0, b"") or said(9), said(0))
+    assert same(journal.recorded_call(0, b"") or recorded_call(9), recorded_call(0))
 
 
 def test_who_is_refused_leaves_nothing(tmp_path: Path) -> None:
     _write(tmp_path).close()
     journals = Journals(tmp_path)
-    (found,) = journals.open()
-    journals.refuse(found)
+    (recovered,) = journals.open()
+    journals.refuse(recovered)
     assert (journals.num_bytes, list(tmp_path.glob("*.journal"))) == (0, [])
 
 
-def test_a_folder_has_one_writer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_second_writer_of_a_folder_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     first = _write(tmp_path)
     second = Journals(tmp_path)
     assert second.open() == []
@@ -183,7 +193,7 @@ def test_a_folder_has_one_writer(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     first.close()
 
 
-def test_more_than_the_bound_is_not_kept_and_said(
+def test_an_attempt_beyond_the_bound_loses_its_journal_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     journals = Journals(tmp_path, limit_bytes=5000)
@@ -191,7 +201,7 @@ def test_more_than_the_bound_is_not_kept_and_said(
     journals.begin(row())
     journal = journals.attempt(read_key(row()), on_lost_tool_call="report")
     for turn in range(20):
-        journal.say(said(turn))
+        journal.say(recorded_call(turn))
     assert journals.num_bytes == 0
     assert "without a journal" in caplog.text
     assert not list(tmp_path.glob("*.journal"))
@@ -223,7 +233,7 @@ def test_with_sync_each_record_is_on_disk_before_what_comes_next(tmp_path: Path)
     path = str(next(tmp_path.glob("*.journal")))
     assert synced == [path, str(tmp_path)]
     journal = journals.attempt(read_key(row()), on_lost_tool_call="report")
-    journal.say(said(0))
+    journal.say(recorded_call(0))
     assert synced[2:] == [path]
     journal.tell(answer(0))
     assert synced[3:] == [path]

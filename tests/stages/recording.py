@@ -15,17 +15,17 @@ class RecordingHost:
     """`trouble(verb, owner)` may raise."""
 
     node_id: str = "local"
-    asked: list[tuple[str, str, str]] = field(default_factory=list)
+    requests: list[tuple[str, str, str]] = field(default_factory=list)
     live: dict[str, SandboxRef] = field(default_factory=dict)
     trouble: Callable[[str, str], None] = lambda verb, owner: None
 
     def _ask(self, verb: str, owner: str, purpose: str = "") -> None:
-        self.asked.append((verb, owner, purpose))
+        self.requests.append((verb, owner, purpose))
         self.trouble(verb, owner)
 
     async def start(self, owner: str, purpose: str, spec: SandboxSpec) -> SandboxRef:
         self._ask("start", owner, purpose)
-        ref = SandboxRef("local", f"{owner}:{purpose}:{len(self.asked)}", "/nowhere")
+        ref = SandboxRef("local", f"{owner}:{purpose}:{len(self.requests)}", "/nowhere")
         self.live[ref.sandbox_id] = ref
         return ref
 
@@ -43,11 +43,11 @@ class RecordingHost:
         pass
 
     async def stop(self, ref: SandboxRef) -> None:
-        self.asked.append(("stop", ref.sandbox_id.split(":")[0], ""))
+        self.requests.append(("stop", ref.sandbox_id.split(":")[0], ""))
         self.live.pop(ref.sandbox_id, None)
 
     async def stop_owner(self, owner: str) -> None:
-        self.asked.append(("stop_owner", owner, ""))
+        self.requests.append(("stop_owner", owner, ""))
         self.live = {
             name: ref for name, ref in self.live.items() if not name.startswith(f"{owner}:")
         }

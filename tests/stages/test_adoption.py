@@ -31,9 +31,11 @@ async def test_who_is_adopted_goes_on_and_the_others_are_forgotten(tmp_path: Pat
     )
     await adoption.open()
     assert [claim.key for claim in adoption.claims()] == [key(0), key(1), key(2)]
-    taken = adoption.adopted([Claim(*key(0), 1)])
-    assert [one.key for one in taken] == [key(0)]
+    adopted = adoption.adopted([Claim(*key(0), 1)])
+    assert [record.key for record in adopted] == [key(0)]
     await adoption.close()
     again = Journals(tmp_path)
-    assert [one.key for one in again.open()] == [key(0)], "the journals of the others have gone"
+    assert [record.key for record in again.open()] == [key(0)], (
+        "the journals of the others have gone"
+    )
     again.close()

@@ -44,23 +44,23 @@ class Scene:
     """Some servers, and a gateway that always names the next one."""
 
     def __init__(self, *servers: Misbehaving) -> None:
-        self.servers, self.asked = servers, list[Failover]()
+        self.servers, self.failovers = servers, list[Failover]()
         self.backends = Backends(self._open)
         self.deadline = Deadline(30.0)
         self.labels: tuple[str, ...] = ("tag:3:x",) * len(servers)
         self.answer: Ask = self._next
-        self.known = (PolicyVersion(3), WEIGHTS)
+        self.current_weights = (PolicyVersion(3), WEIGHTS)
 
     async def _open(self, url: str, renderer: AnyRenderer, keyed: bool) -> Backend:
         return VllmBackend(url, RENDERER.vocab_size, model="m")
 
-    async def ask(self, asked: Failover) -> Assigned:
-        self.asked.append(asked)
-        return await self.answer(asked)
+    async def ask(self, failover: Failover) -> Assigned:
+        self.failovers.append(failover)
+        return await self.answer(failover)
 
-    async def _next(self, asked: Failover) -> Assigned:
+    async def _next(self, failover: Failover) -> Assigned:
         urls = [server.url for server in self.servers]
-        return Assigned(backend=urls[(urls.index(asked.backend) + 1) % len(urls)])
+        return Assigned(backend=urls[(urls.index(failover.backend) + 1) % len(urls)])
 
     async def run(self, min_version: int = 0) -> Trajectory:
         for server, label in zip(self.servers, self.labels, strict=True):
@@ -72,7 +72,7 @@ class Scene:
             deadline=self.deadline,
             renderer=RENDERER,
             ask=self.ask,
-            current=lambda: self.known,
+            current=lambda: self.current_weights,
         )
         try:
             return await NativeAgent().run(
@@ -98,8 +98,8 @@ def check_exact(trajectory: Trajectory, *servers: Misbehaving) -> None:
     for call in calls:
         assert ids[: len(call.prompt)] == call.prompt
         assert ids[len(call.prompt) :][: len(call.ids)] == call.ids
-    said = [logprob for call in calls for logprob in call.logprobs]
-    assert sequence.logprobs_C.tolist() == pytest.approx(said)
+    reported_logprobs = [logprob for call in calls for logprob in call.logprobs]
+    assert sequence.logprobs_C.tolist() == pytest.approx(reported_logprobs)
 
 
 async def test_a_stream_that_breaks_loses_no_token_and_no_attempt() -> None:
@@ -114,7 +114,9 @@ async def test_a_stream_that_breaks_loses_no_token_and_no_attempt() -> None:
         (sequence,) = trajectory.sequences
         assert sequence.span_kind_S.tolist() == [SpanKind.CONTEXT, SpanKind.TRAINED]
         assert sequence.span_version_S.tolist() == [-1, 3]
-        assert [(one.trouble, one.attempt) for one in s.asked] == [(Trouble.REFUSED, KEY)]
+        assert [(request.trouble, request.attempt) for request in s.failovers] == [
+            (Trouble.REFUSED, KEY)
+        ]
         assert len(trajectory.turns) == 1
 
 
@@ -134,22 +136,22 @@ async def test_a_bad_reply_is_evidence_and_another_server_answers(
         trajectory = await s.run()
         assert trajectory.stop_reason is StopReason.DONE
         check_exact(trajectory, s.servers[1])
-        assert [one.trouble for one in s.asked] == [trouble]
+        assert [request.trouble for request in s.failovers] == [trouble]
 
 
-async def test_the_time_of_a_reply_that_is_refused_is_given_back() -> None:
+async def test_the_time_of_a_refused_reply_is_returned_to_the_budget() -> None:
     """It is the server's fault: a policy that is asked again has all of its time."""
     async with scene(Mode.NAN, Mode.WELL) as s:
         s.servers[0].delay_s = 0.5
         before = s.deadline.remaining_s
         trajectory = await s.run()
         assert trajectory.stop_reason is StopReason.DONE
-        assert [one.trouble for one in s.asked] == [Trouble.MALFORMED]
+        assert [request.trouble for request in s.failovers] == [Trouble.MALFORMED]
         assert before - s.deadline.remaining_s < 0.5
 
 
 @pytest.mark.parametrize("mode", [Mode.SILENT, Mode.DRIP, Mode.STALLED])
-async def test_a_server_without_a_word_is_left_when_the_gateway_says_that_it_is_out(
+async def test_a_silent_server_is_abandoned_when_the_gateway_ejects_it(
     mode: Mode,
 ) -> None:
     """X14: SIGSTOP, a black hole, dripped bytes; the budget stands still for as long."""
@@ -159,12 +161,12 @@ async def test_a_server_without_a_word_is_left_when_the_gateway_says_that_it_is_
         s.backends.update_pool(dead=[s.servers[0].url], keyed=[])
         trajectory = await running
         assert trajectory.stop_reason is StopReason.DONE
-        assert [one.trouble for one in s.asked] == [Trouble.SILENT]
+        assert [request.trouble for request in s.failovers] == [Trouble.SILENT]
         check_exact(trajectory, *s.servers)
 
 
 @pytest.mark.parametrize("is_back_first", [False, True])
-async def test_a_server_that_froze_and_thawed_is_asked_nothing_twice(is_back_first: bool) -> None:
+async def test_a_server_that_froze_and_thawed_gets_no_call_twice(is_back_first: bool) -> None:
     """No other server is able: the call stays open, and the budget stands still. `is_back_first`:
     the gateway names the server again before the call is answered.
     """
@@ -181,7 +183,7 @@ async def test_a_server_that_froze_and_thawed_is_asked_nothing_twice(is_back_fir
         running = asyncio.ensure_future(s.run())
         await until(lambda: server.calls)
         s.backends.update_pool(dead=[server.url], keyed=[])
-        await until(lambda: s.asked)
+        await until(lambda: s.failovers)
         assert not running.done()
         if is_back_first:
             s.backends.update_pool(dead=[], keyed=[])
@@ -191,7 +193,7 @@ async def test_a_server_that_froze_and_thawed_is_asked_nothing_twice(is_back_fir
         trajectory = await running
         assert trajectory.stop_reason is StopReason.DONE
         assert len(server.calls) == 1, "sampled again"
-        assert [one.trouble for one in s.asked] == [Trouble.SILENT]
+        assert [request.trouble for request in s.failovers] == [Trouble.SILENT]
         check_exact(trajectory, server)
 
 
@@ -224,7 +226,7 @@ async def test_a_server_that_is_out_gets_no_new_call() -> None:
         trajectory = await s.run()
         assert trajectory.stop_reason is StopReason.DONE
         assert out.calls == []
-        assert [one.backend for one in s.asked] == [out.url]
+        assert [request.backend for request in s.failovers] == [out.url]
         check_exact(trajectory, other)
 
 
@@ -235,7 +237,7 @@ async def test_silence_is_noticed_without_the_gateway_too(monkeypatch: pytest.Mo
         before = s.deadline.remaining_s
         trajectory = await s.run()
         assert trajectory.stop_reason is StopReason.DONE
-        assert [one.trouble for one in s.asked] == [Trouble.SILENT]
+        assert [request.trouble for request in s.failovers] == [Trouble.SILENT]
         assert before - s.deadline.remaining_s < 0.15, "waiting for a server costs no budget"
 
 
@@ -244,38 +246,38 @@ async def test_a_failure_that_every_server_repeats_ends_the_attempt() -> None:
         trajectory = await s.run()
         assert trajectory.failure.code is FailureCode.BACKEND_PROTOCOL
         assert trajectory.failure.failure_class is FailureClass.INFRA
-        assert len(s.asked) == MAX_FAULTS - 1
+        assert len(s.failovers) == MAX_FAULTS - 1
         assert not len(trajectory.sequences[0].logprobs_C)
 
 
-async def test_with_no_server_left_it_waits_and_its_budget_stands_still() -> None:
+async def test_without_any_server_it_waits_and_its_budget_pauses() -> None:
     async with scene(Mode.WELL, Mode.WELL) as s:
         s.deadline = Deadline(0.5)
-        gone, back = s.servers
-        asked, free = asyncio.Event(), asyncio.Event()
+        broken, back = s.servers
+        requested, free = asyncio.Event(), asyncio.Event()
 
         async def ask(failed: Failover) -> Assigned:
-            asked.set()
+            requested.set()
             await free.wait()
             return Assigned(backend=back.url)
 
         s.answer = ask
-        gone.mode = Mode.HALF
+        broken.mode = Mode.HALF
         running = asyncio.ensure_future(s.run())
-        await asked.wait()
-        left = s.deadline.remaining_s
+        await requested.wait()
+        remaining_s = s.deadline.remaining_s
         await asyncio.sleep(0.6)
-        assert s.deadline.remaining_s == left
+        assert s.deadline.remaining_s == remaining_s
         free.set()
         assert (await running).stop_reason is StopReason.DONE
 
 
-async def test_a_server_that_is_behind_is_left_and_none_of_its_tokens_kept() -> None:
+async def test_a_server_with_old_weights_is_abandoned_and_its_tokens_dropped() -> None:
     async with scene(Mode.WELL, Mode.WELL) as s:
         s.labels = ("tag:2:y", "tag:3:x")
         trajectory = await s.run(min_version=3)
         assert trajectory.stop_reason is StopReason.DONE
-        assert [one.trouble for one in s.asked] == [Trouble.BEHIND]
+        assert [request.trouble for request in s.failovers] == [Trouble.BEHIND]
         assert trajectory.sequences[0].span_version_S.tolist() == [-1, 3]
         check_exact(trajectory, s.servers[1])
 
@@ -299,12 +301,12 @@ async def test_a_first_publication_during_a_call_leaves_it_the_version_that_the_
 ) -> None:
     async with scene(Mode.WELL) as s:
         s.labels = ("default",)
-        s.known = (PolicyVersion(0), RunWeights("tag"))
+        s.current_weights = (PolicyVersion(0), RunWeights("tag"))
         s.servers[0].delay_s = 0.2
         running = asyncio.ensure_future(s.run())
         await until(lambda: s.servers[0].calls)
         weights = RunWeights("tag", published=True, announced=announced)
-        s.known = (PolicyVersion(1), weights)
+        s.current_weights = (PolicyVersion(1), weights)
         (sequence,) = (await running).sequences
         assert sequence.span_version_S.tolist() == [-1, 0]
 
@@ -320,7 +322,7 @@ async def test_a_cancelled_attempt_leaves_no_task_behind() -> None:
         assert not waiting
 
 
-async def test_one_server_that_does_not_open_delays_nobody() -> None:
+async def test_a_server_that_does_not_open_delays_nobody() -> None:
     """No lock is held across a probe."""
     async with scene(Mode.WELL) as s:
         opening = asyncio.Event()
@@ -376,7 +378,7 @@ async def test_a_server_that_is_busy_is_waited_for_as_it_says_and_charged_to_nob
         server.mode = Mode.WELL
         trajectory = await running
         assert trajectory.stop_reason is StopReason.DONE
-        assert {asked.trouble for asked in s.asked} == {Trouble.BUSY}
+        assert {request.trouble for request in s.failovers} == {Trouble.BUSY}
         assert s.deadline.remaining_s > 29.0, "the budget stood still"
 
 
@@ -400,7 +402,7 @@ def test_fewer_calls_at_a_time_go_to_a_server_that_is_busy() -> None:
     assert 10 < flow.limit < 32, "more again, step by step"
 
 
-async def test_a_call_that_a_later_one_overtook_is_given_up(
+async def test_a_call_that_a_later_call_overtook_is_abandoned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The server is well and answers others: this call it has lost."""
@@ -412,7 +414,7 @@ async def test_a_call_that_a_later_one_overtook_is_given_up(
         trajectory = await s.run()
         assert trajectory.stop_reason is StopReason.DONE
         assert asyncio.get_running_loop().time() - began < 10.0
-        assert [asked.trouble for asked in s.asked] == [Trouble.SILENT]
+        assert [request.trouble for request in s.failovers] == [Trouble.SILENT]
 
 
 async def test_a_call_in_a_queue_that_nobody_leaves_is_waited_for(
@@ -422,6 +424,6 @@ async def test_a_call_in_a_queue_that_nobody_leaves_is_waited_for(
     async with scene(Mode.SILENT, Mode.WELL) as s:
         running = asyncio.ensure_future(s.run())
         await asyncio.sleep(2.0)
-        assert not s.asked, "the whole server is slow: no sign that this call is lost"
+        assert not s.failovers, "the whole server is slow: no sign that this call is lost"
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

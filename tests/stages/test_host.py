@@ -243,7 +243,7 @@ async def test_a_result_that_cannot_be_sent_ends_its_own_row_only(net: Net, slot
         assert sorted(parts.stage.in_hand()) == [key(0), key(2)]
 
 
-async def test_rows_that_end_together_become_one_message_in_their_order() -> None:
+async def test_rows_that_end_together_become_a_single_message_in_their_order() -> None:
     growth, added = Growth(), ran_columns(trajectory(), run_s=0.0)
     grown = await asyncio.gather(*(growth(Row(ready(n), 0), added) for n in range(5)))
     assert all(row.batch is grown[0].batch for row in grown)
@@ -252,7 +252,7 @@ async def test_rows_that_end_together_become_one_message_in_their_order() -> Non
     assert (later.batch.num_rows, later.value("rollout_id")) == (1, 9)
 
 
-async def test_a_row_that_ends_in_the_turn_of_its_cancellation_is_given_back(net: Net) -> None:
+async def test_a_row_that_ends_in_the_turn_of_its_cancellation_is_released(net: Net) -> None:
     """INIT, between the operator's end and the conversion of what it added."""
     operator = Scripted(Stage.INIT)
 
@@ -287,7 +287,7 @@ async def test_a_failed_row_is_reported_and_goes_on_if_it_has_turns(net: Net) ->
         ]
 
 
-async def test_eval_says_nothing_of_rows_whose_failure_is_known(net: Net) -> None:
+async def test_eval_reports_no_row_that_failed_before(net: Net) -> None:
     failed = ran_row(
         ready(1),
         replace(trajectory(), failure=Failure(code=FailureCode.BACKEND_UNAVAILABLE)),
@@ -319,7 +319,7 @@ async def test_a_cancelled_row_is_released_and_its_slot_is_free(net: Net) -> Non
         assert operator.released == [1]
 
 
-async def test_a_row_whose_own_code_raises_cancelled_error_is_heard_of(net: Net) -> None:
+async def test_a_cancelled_error_of_a_rows_own_code_is_reported(net: Net) -> None:
     async def work(row: Row) -> Added:
         if row.value("rollout_id") == 1:
             raise asyncio.CancelledError
@@ -408,7 +408,7 @@ async def test_init_does_not_begin_again_what_has_ended_workers(net: Net) -> Non
         assert [row.key for row in await take(parts.downstream, 1)] == [key(2)]
 
 
-async def test_a_ready_row_that_nobody_took_is_given_back_when_cancelled(net: Net) -> None:
+async def test_an_undelivered_ready_row_is_released_when_cancelled(net: Net) -> None:
     operator = Scripted(Stage.INIT)
     async with bench(net, operator, connect=False) as parts:
         parts.upstream.send(leased(1, 2))

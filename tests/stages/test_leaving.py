@@ -89,9 +89,9 @@ async def ran(w: World, tmp_path: Path, name: str) -> Row:
     inlet.set_upstreams([location])
     try:
         async with asyncio.timeout(60):
-            (taken,) = await inlet.take()
-        inlet.ack([taken.key])
-        return taken.row
+            (received,) = await inlet.take()
+        inlet.ack([received.key])
+        return received.row
     finally:
         await inlet.close()
 
@@ -161,8 +161,8 @@ async def test_who_leaves_does_not_wait_for_ever_for_a_gateway_that_is_away(
         if away:
             await service.aclose()
         run.leave(0.0)
-        left = asyncio.ensure_future(run.wait())
-        await asyncio.wait({left}, timeout=10 if away else 0.6)
-        assert left.done() == away
+        waiting = asyncio.ensure_future(run.wait())
+        await asyncio.wait({waiting}, timeout=10 if away else 0.6)
+        assert waiting.done() == away
         assert ("leaving with 1 finished rows" in caplog.text) == away
-        left.cancel()
+        waiting.cancel()

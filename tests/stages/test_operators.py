@@ -115,7 +115,7 @@ def operators(
     )
 
 
-async def test_a_rollout_uses_one_sandbox_to_act_and_a_fresh_one_to_be_scored() -> None:
+async def test_a_rollout_acts_in_a_sandbox_and_is_scored_in_a_fresh_sandbox() -> None:
     host, env = RecordingHost(), BoxedEnv()
     init, run, evaluate = operators(env, host)
     ready = await init(row_of())
@@ -129,18 +129,18 @@ async def test_a_rollout_uses_one_sandbox_to_act_and_a_fresh_one_to_be_scored() 
     assert scored.batch.schema.equals(SCORED, check_metadata=True)
     assert scored.value("reward") == 1.0
     assert host.live == {}
-    asked = [(verb, purpose) for verb, _, purpose in host.asked if purpose]
-    assert asked == [("start", "run"), ("reserve", "eval"), ("start", "eval")]
+    requests = [(verb, purpose) for verb, _, purpose in host.requests if purpose]
+    assert requests == [("start", "run"), ("reserve", "eval"), ("start", "eval")]
     assert env.artifacts == [ran.value("artifact")]
     await run.operator.close()
 
 
-async def test_without_a_sandbox_sandboxd_is_not_asked() -> None:
+async def test_without_a_sandbox_sandboxd_gets_no_request() -> None:
     host = RecordingHost()
     init, run, evaluate = operators(get_env("noop"), host)
     row = await evaluate(await run(await init(row_of())))
     assert row.value("reward") == 1.0
-    assert host.asked == []
+    assert host.requests == []
     assert read_ready(row).prompt[0].content == "What is 1+1?"
     assert run.operator.num_tokens > 0
 
@@ -173,11 +173,11 @@ async def test_a_prompt_that_does_not_fit_starts_no_sandbox() -> None:
         PromptTooLongError, match=r"a prompt of \d+ tokens; expected fewer than limits.max"
     ):
         await init(row)
-    assert host.asked == []
+    assert host.requests == []
     helper.close()
 
 
-async def test_what_init_started_is_given_back() -> None:
+async def test_a_sandbox_that_init_started_is_released() -> None:
     host = RecordingHost()
     init, _, _ = operators(BoxedEnv(), host)
     await init(row_of())
@@ -192,7 +192,7 @@ async def test_a_backend_lost_in_a_turn_is_infra_and_leaves_no_sandbox() -> None
     failure = read_failure(await run(await init(row_of("scripted:faulty?error=1"))))
     assert (failure.code, failure.failure_class) == ("backend_unavailable", "infra")
     assert host.live == {}
-    assert ("stop_owner", OWNER, "") in host.asked
+    assert ("stop_owner", OWNER, "") in host.requests
     await run.operator.close()
 
 
@@ -220,7 +220,7 @@ async def test_a_cut_attempt_keeps_its_turns_and_leaves_no_sandbox() -> None:
     host, cancelled = RecordingHost(), set[AttemptKey]()
     init, run, _ = operators(BoxedEnv(), host, cancelled)
     work = asyncio.ensure_future(run(await init(row_of("scripted:noop?delay_s=60"))))
-    await until(lambda: [verb for verb, _, _ in host.asked].count("connect") >= 2)
+    await until(lambda: [verb for verb, _, _ in host.requests].count("connect") >= 2)
     cancelled.add(key(1))
     work.cancel()
     ran = await asyncio.wait_for(work, 20)
@@ -315,13 +315,13 @@ async def test_eval_alone_asks_a_failing_grader_again_with_the_same_artifact(
     assert host.live == {}
 
 
-@pytest.mark.parametrize("given", [float("nan"), float("-inf"), 1e308, 4e38])
-async def test_a_reward_that_no_float32_holds_is_its_envs_fault(given: float) -> None:
+@pytest.mark.parametrize("reward", [float("nan"), float("-inf"), 1e308, 4e38])
+async def test_a_reward_that_no_float32_holds_is_its_envs_fault(reward: float) -> None:
     """The store would refuse the row, as a failure of ours."""
-    init, run, evaluate = operators(BoxedEnv(reward=given), RecordingHost())
+    init, run, evaluate = operators(BoxedEnv(reward=reward), RecordingHost())
     failure = read_failure(await evaluate(await run(await init(row_of()))), "eval_")
     assert failure.code is FailureCode.BAD_TASK
-    assert f"{given:g}" in failure.message
+    assert f"{reward:g}" in failure.message
 
 
 async def test_eval_ends_by_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,10 +45,10 @@ async def _keys(env: KeptEnv) -> list[str]:
     init, run, evaluate = operators(env, host)
     await evaluate(await run(await init(row_of())))
     await run.operator.close()
-    return [key for verb, key, _ in host.asked if verb == "prepare"]
+    return [key for verb, key, _ in host.requests if verb == "prepare"]
 
 
-async def test_init_and_eval_share_one_preparation_per_content_and_image() -> None:
+async def test_init_and_eval_share_a_single_preparation_per_content_and_image() -> None:
     env = KeptEnv()
     first = await _keys(env)
     assert env.num_prepared == 2

@@ -51,7 +51,9 @@ def verified() -> Verified:
     return Verified(as_host(RecordingHost()), time.monotonic)
 
 
-async def test_siblings_share_one_trial_and_other_tasks_have_their_own(verified: Verified) -> None:
+async def test_siblings_share_a_single_trial_and_other_tasks_have_their_own(
+    verified: Verified,
+) -> None:
     env = TriedEnv()
     assert isinstance(env, Verifies)
     assert await _check(verified, env, *[TASK] * 8) == [None] * 8
@@ -60,12 +62,12 @@ async def test_siblings_share_one_trial_and_other_tasks_have_their_own(verified:
     assert env.num_trials == 2
 
 
-async def test_a_task_that_does_not_hold_is_told_to_every_rollout(verified: Verified) -> None:
+async def test_a_failed_verification_is_reported_to_every_rollout(verified: Verified) -> None:
     """By an error of its own: one that is raised again grows by each rollout's frames."""
     env = TriedEnv(RolloutError(FailureCode.BAD_TASK, "no pytest"))
-    told = await _check(verified, env, *[TASK] * 3)
-    assert [str(one) for one in told] == ["bad_task: no pytest"] * 3
-    assert len(set(map(id, told))) == 3
+    errors = await _check(verified, env, *[TASK] * 3)
+    assert [str(error) for error in errors] == ["bad_task: no pytest"] * 3
+    assert len(set(map(id, errors))) == 3
     assert env.num_trials == 1
 
 
@@ -76,9 +78,9 @@ async def test_what_the_machine_did_is_tried_again_and_not_remembered(verified: 
     assert env.num_trials == 2
     never = TriedEnv(*[lost] * 3)
     other = make_task("tried", "other")
-    (found,) = await _check(verified, never, other)
-    assert isinstance(found, RolloutError)
-    assert found.code is FailureCode.EVAL_FAILED
+    (error,) = await _check(verified, never, other)
+    assert isinstance(error, RolloutError)
+    assert error.code is FailureCode.EVAL_FAILED
     assert await _check(verified, never, other) == [None]
 
 
@@ -86,4 +88,4 @@ async def test_an_env_that_tries_nothing_costs_no_sandbox() -> None:
     host = RecordingHost()
     verified = Verified(as_host(host), time.monotonic)
     await verified.check(NoopEnv(), TASK, "run/1/1", 5.0)
-    assert host.asked == []
+    assert host.requests == []

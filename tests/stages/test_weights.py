@@ -51,14 +51,14 @@ def opened(backend: Backend) -> Backends:
 
 
 def routed(backends: Backends, url: str, deadline: Deadline, version: int = 0) -> Routed:
-    known = (PolicyVersion(version), RunWeights("tag"))
+    current_weights = (PolicyVersion(version), RunWeights("tag"))
     return Routed(
         backends,
         url,
         key=KEY,
         deadline=deadline,
         renderer=RENDERER,
-        current=lambda: known,
+        current=lambda: current_weights,
     )
 
 
