@@ -158,25 +158,25 @@ BY_DATASETS = (
 
 def files(folder: Path, python: str = "") -> list[tuple[Path, Fresh | None]]:
     """Each row as a file of either kind; and all rows of ours in one file of either kind."""
-    found: list[tuple[Path, Fresh | None]] = []
+    fresh_files: list[tuple[Path, Fresh | None]] = []
     ours = []
     for number, fresh in enumerate(ROWS):
         lines = folder / f"{number}-{fresh.format}.jsonl"
         lines.write_text(json.dumps(fresh.row) + "\n")
-        found.append((lines, fresh))
+        fresh_files.append((lines, fresh))
         (task,) = read_tasks(lines).tasks
         row = {"task_id": str(number), "env": task.env, "prompt": task.prompt}
         ours.append(row | {"data": dict(task.data)})
         is_big = fresh.row.get("answer") == 15511210043330985984000000
         if not is_big:  # a column of Arrow holds no such integer
-            found += [(path, fresh) for path in _columns(lines, [fresh.row], python)]
+            fresh_files += [(path, fresh) for path in _columns(lines, [fresh.row], python)]
     for name in {row["env"]: None for row in ours}:
         # cases of texts and of values are no one type of a column
         rows = [row for row in ours if row["env"] == name and "function" not in row["data"]]
         mixed = folder / f"{name}-ours.jsonl"
         mixed.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        found += [(path, None) for path in (mixed, *_columns(mixed, rows, python))]
-    return found
+        fresh_files += [(path, None) for path in (mixed, *_columns(mixed, rows, python))]
+    return fresh_files
 
 
 def _columns(lines: Path, rows: list[dict[str, Json]], python: str) -> list[Path]:
@@ -196,7 +196,7 @@ async def rewards(task: Task, kind: str, *replies: str) -> list[float]:
     """What each reply earns, graded in a sandbox of its own."""
     env = get_env(task.env)
     env.check(task)
-    found = []
+    scores = []
     for reply in replies:
         artifact = await env.artifact(task, reply, None)
         spec = env.sandbox(task, Stage.EVAL)
@@ -205,18 +205,18 @@ async def rewards(task: Task, kind: str, *replies: str) -> list[float]:
         else:
             async with open_sandbox(kind, spec) as sandbox:
                 score = await env.score(task, artifact, sandbox, Deadline(120))
-        found.append(score.reward)
-    return found
+        scores.append(score.reward)
+    return scores
 
 
 async def graded(kind: str, folder: Path, python: str = "") -> list[str]:
     """Per task: what is not (right 1, wrong 0, no-op 0), of every container."""
     problems = []
     for path, fresh in files(folder, python):
-        found = read_tasks(path)
-        if fresh is not None and found.format != fresh.format:
-            problems.append(f"{path.name}: read as {found.format}")
-        for task in found.tasks:
+        loaded = read_tasks(path)
+        if fresh is not None and loaded.format != fresh.format:
+            problems.append(f"{path.name}: read as {loaded.format}")
+        for task in loaded.tasks:
             row = fresh or ROWS[int(task.task_id)]
             earned = await rewards(task, kind, row.right, row.wrong, "I do not know.")
             if earned != [1.0, 0.0, 0.0]:
@@ -228,10 +228,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kinds", nargs="*", default=["pyns"])
     parser.add_argument("--datasets", default="", metavar="PYTHON")
-    asked = parser.parse_args()
-    for kind in asked.kinds:
+    options = parser.parse_args()
+    for kind in options.kinds:
         with tempfile.TemporaryDirectory() as folder:
-            problems = asyncio.run(graded(kind, Path(folder), asked.datasets))
+            problems = asyncio.run(graded(kind, Path(folder), options.datasets))
             number = sum(len(read_tasks(path).tasks) for path in Path(folder).iterdir())
         print(f"{kind}: {number} tasks: {'; '.join(problems) or 'right 1, wrong 0, no-op 0'}")
 

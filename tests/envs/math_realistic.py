@@ -43,7 +43,7 @@ class Row(NamedTuple):
 def rows(seed: int, size: int) -> list[Row]:
     """So many rows, half of them with a question of GSM8K where its file is there."""
     dice = random.Random(seed)
-    found: list[Row] = []
+    judged_rows: list[Row] = []
     words = list(_word_problems(dice)) if GSM8K.exists() else []
     for index in range(size):
         if words and index % 2:
@@ -53,8 +53,8 @@ def rows(seed: int, size: int) -> list[Row]:
         is_right = index % 4 < 2
         answer = dice.choice(rights if is_right else wrongs)
         end = dice.choice(_ENDS[:5] if "," in answer and "\\" not in answer else _ENDS)
-        found.append(Row(question, reference, end.format(answer), is_right))
-    return found
+        judged_rows.append(Row(question, reference, end.format(answer), is_right))
+    return judged_rows
 
 
 def _word_problems(dice: random.Random) -> Iterator[tuple[str, str, list[str], list[str]]]:
@@ -70,9 +70,9 @@ def _word_problems(dice: random.Random) -> Iterator[tuple[str, str, list[str], l
             continue
         value = int(answer)
         rights = [answer, f"{value:,}", f"{value}.0", f"x = {value}" * (" x " not in question)]
-        asked = re.search(r"[Hh]ow many (\w+s) (?:do|does|did|are|will|were|can)\b", question)
-        if asked:
-            unit = asked[1]
+        unit_match = re.search(r"[Hh]ow many (\w+s) (?:do|does|did|are|will|were|can)\b", question)
+        if unit_match:
+            unit = unit_match[1]
             rights += [f"{value} {unit}", f"{value}\\text{{ {unit}}}", f"{value} \\text{{ {unit}}}"]
         money = re.search(
             r"[Hh]ow much (?:money )?(?:do|does|did|will|would) \w+ (?:earn|pay|spend|make|owe)",
@@ -251,12 +251,12 @@ _SHAPES = (
 
 def misjudged(seed: int, size: int) -> list[tuple[Row, str]]:
     """The rows whose verdict is not theirs, with the answer that was found."""
-    found = []
+    wrong = []
     for row in rows(seed, size):
         answer = final_answer(row.text).text
         if bool(judge(row.reference, answer, row.question)[0]) is not row.right:
-            found.append((row, answer))
-    return found
+            wrong.append((row, answer))
+    return wrong
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def row(fix: Fix, folder: Path) -> dict[str, Json]:
     _git(tree, "reset", "-q", "--hard", base)
     archive = folder / f"{fix.name}.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
-        tar.add(tree, arcname=".", filter=lambda one: None if "/.git" in one.name else one)
+        tar.add(tree, arcname=".", filter=lambda member: None if "/.git" in member.name else member)
     needs = {"requirements": ["pytest", *fix.needs]} if fix.needs else {}
     return {
         **needs,
@@ -121,8 +121,8 @@ def _before(fix: Fix, after: Path, folder: Path) -> Path:
 
 
 def _files(tree: Path) -> list[str]:
-    found = [path for path in tree.rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    return [str(path.relative_to(tree)) for path in found]
+    paths = [path for path in tree.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    return [str(path.relative_to(tree)) for path in paths]
 
 
 def _differs(path: str, before: Path, after: Path) -> bool:

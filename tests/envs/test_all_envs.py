@@ -64,7 +64,7 @@ def test_no_env_is_forgotten() -> None:
     assert set(TASKS) == set(BUILT_IN)
 
 
-@pytest.mark.parametrize(("name", "task"), [(name, one) for name in TASKS for one in TASKS[name]])
+@pytest.mark.parametrize(("name", "task"), [(name, task) for name in TASKS for task in TASKS[name]])
 def test_the_oracle_has_1_and_the_idle_0(name: str, task: Task) -> None:
     env, boxes = get_env(name), isolated("pyns") if name in NEEDS_BOXES else None
     reference = env.reference(task)

@@ -27,7 +27,7 @@ _OUTCOMES = {None: "unread", True: "false positive", False: "false negative"}
 
 
 @pytest.mark.parametrize(
-    ("text", "answer", "found"),
+    ("text", "answer", "expected_source"),
     [
         ("#### 42", "42", "####"),
         ("#### 1\nno, #### 2 \n", "2", "####"),
@@ -52,8 +52,8 @@ _OUTCOMES = {None: "unread", True: "false positive", False: "false negative"}
         (r"<think>\boxed{1}</think>#### 2", "2", "####"),
     ],
 )
-def test_final_answer(text: str, answer: str, found: str) -> None:
-    assert final_answer(text) == (answer, found)
+def test_final_answer(text: str, answer: str, expected_source: str) -> None:
+    assert final_answer(text) == (answer, expected_source)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -136,8 +136,8 @@ def test_answers_that_were_written_before_the_rules_were_read() -> None:
 def test_how_far_an_answer_is_worked_out(
     reference: str, answer: str, question: str, gradings: str
 ) -> None:
-    taken = [name for name in GRADINGS if judge(reference, answer, question, name)[0]]
-    assert taken == gradings.split()
+    accepting = [name for name in GRADINGS if judge(reference, answer, question, name)[0]]
+    assert accepting == gradings.split()
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_congruences(reference: str, answer: str, right: bool) -> None:
     assert judge(reference, answer)[0] is right
 
 
-def test_what_is_said_bare_is_read_whole() -> None:
+def test_a_bare_answer_is_read_whole() -> None:
     """Each reference of the tables as a reply without a mark: alone, and on the last line."""
     grade = prepare("rules")
     lines = (
@@ -172,9 +172,9 @@ def test_what_is_said_bare_is_read_whole() -> None:
     readable = [reference for reference in sorted(references) if judge(reference, reference)[0]]
     assert len(readable) > 100
     for reference in readable:
-        for said in (reference, f"{reference}.", f"${reference}$", f"So I find:\n\n{reference}"):
-            verdict, *_ = grade(("math", reference, said, ""))
-            assert verdict is True, said
+        for answer in (reference, f"{reference}.", f"${reference}$", f"So I find:\n\n{reference}"):
+            verdict, *_ = grade(("math", reference, answer, ""))
+            assert verdict is True, answer
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_what_is_said_bare_is_read_whole() -> None:
         ("24", "24 m", True),
     ],
 )
-def test_the_last_number_is_no_answer_where_it_is_a_part_of_one(
+def test_the_last_number_of_an_unfinished_answer_is_no_answer(
     reference: str, text: str, right: bool
 ) -> None:
     assert judge(reference, final_answer(text).text)[0] is right
@@ -229,9 +229,9 @@ def test_brackets_too_deep_are_not_read() -> None:
         parse("(" * 60 + "1" + ")" * 60)
 
 
-def test_only_the_last_boxes_are_one_list() -> None:
-    found = final_answer(", ".join(f"\\boxed{{{number}}}" for number in range(1000))).text
-    assert found == ", ".join(map(str, range(980, 1000)))
+def test_only_the_last_boxes_are_a_list() -> None:
+    answer = final_answer(", ".join(f"\\boxed{{{number}}}" for number in range(1000))).text
+    assert answer == ", ".join(map(str, range(980, 1000)))
 
 
 @pytest.mark.parametrize(
@@ -360,9 +360,9 @@ def test_any_text_has_a_verdict_and_costs_little(text: str) -> None:
 def test_hostile_answers_cost_little(text: str) -> None:
     for reference in ("7", "x^2", "\\{1, 2\\}", "(2,5]", "y=x", "25\\%", "5 km", text):
         began = time.process_time()
-        found = judge(reference, text)[0]
+        verdict = judge(reference, text)[0]
         assert time.process_time() - began < SLOWEST_CPU_S
-        assert reference == text or not found or text.startswith("1 ")
+        assert reference == text or not verdict or text.startswith("1 ")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ ENV, SHOP = ArithEnv(), ShopEnv()
 BASKET = next(task for task in generate("shop", seed=0, n=20) if len(task.data["items"]) == 2)
 
 
-async def test_the_reference_is_worth_one_and_anything_else_nothing() -> None:
+async def test_the_reference_earns_1_and_anything_else_0() -> None:
     for final, reward in (
         (TASK.data["answer"], 1.0),
         (f" {TASK.data['answer']}\n", 1.0),
@@ -84,7 +84,7 @@ def test_a_task_without_its_answer_is_refused() -> None:
         ENV.check(dataclasses.replace(TASK, data={"expression": "1+1"}))
 
 
-async def test_the_reference_looks_every_price_up_computes_and_is_worth_one(tmp_path: Path) -> None:
+async def test_the_reference_looks_every_price_up_computes_and_earns_1(tmp_path: Path) -> None:
     sandbox = LocalSandbox(tmp_path)
     reference = SHOP.reference(BASKET)
     outputs = []
@@ -106,7 +106,7 @@ async def test_the_reference_looks_every_price_up_computes_and_is_worth_one(tmp_
     assert score.reward == 1.0
 
 
-async def test_prices_need_no_sandbox_and_only_what_is_sold_has_one() -> None:
+async def test_prices_need_no_sandbox_and_only_sold_items_have_a_price() -> None:
     assert SHOP.sandbox(BASKET, Stage.EVAL) is None
     unknown = await SHOP.call(BASKET, None, ToolCall("price", {"item": "yachts"}), 1.0)
     assert unknown.output == "error: not sold"

@@ -16,7 +16,7 @@ class Failing(BaseEnv):
         raise KeyError(word)
 
 
-def test_a_tool_is_told_of_the_arguments_that_it_takes() -> None:
+def test_a_tool_has_to_declare_exactly_the_arguments_that_it_takes() -> None:
     def look_up(self: BaseEnv, task: Task, word: str, much: bool = False) -> str:
         return word
 
@@ -27,9 +27,9 @@ def test_a_tool_is_told_of_the_arguments_that_it_takes() -> None:
         {"wrd": {"type": "string"}},
         {"word": {}, "more": {}},
     )
-    for told in mistold:
+    for declaration in mistold:
         with pytest.raises(ConfigError, match="'look_up' takes word, much"):
-            tool("Look up a word.", **told)(look_up)
+            tool("Look up a word.", **declaration)(look_up)
 
 
 def test_what_a_tool_raises_names_the_tool() -> None:
@@ -37,7 +37,7 @@ def test_what_a_tool_raises_names_the_tool() -> None:
         run(Failing(), make_task("failing"), ToolCall("look_up", {"word": "Oslo"}))
 
 
-def test_a_rubric_is_one() -> None:
+def test_a_rubric_of_another_type_is_refused() -> None:
     class Listing(BaseEnv):
         rubric = ()  # type: ignore[assignment]
 

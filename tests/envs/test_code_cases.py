@@ -77,9 +77,9 @@ class Opened:
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=KINDS)
 async def opened(request: pytest.FixtureRequest, sandbox_kind: str) -> AsyncIterator[Opened]:
     kind = request.param or sandbox_kind
-    found = await probe_kind(kind)
-    if not found.works:
-        pytest.skip(f"{kind} does not work here: {found.reason}")
+    probe = await probe_kind(kind)
+    if not probe.works:
+        pytest.skip(f"{kind} does not work here: {probe.reason}")
     async with AsyncExitStack() as stack:
         yield Opened(kind, stack)
 
@@ -245,7 +245,7 @@ async def test_what_a_policy_reads_and_what_an_oracle_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted", "right"),
+    ("output", "expected", "right"),
     [
         ("1 2\n3\n", "1 2 \n3", True),
         ("1 2 3", "1 2\n3", True),
@@ -261,12 +261,12 @@ async def test_what_a_policy_reads_and_what_an_oracle_does() -> None:
         ("", "1", False),
     ],
 )
-async def test_texts(given: str, wanted: str, right: bool) -> None:
-    assert same_text(given, wanted) is right
+async def test_texts(output: str, expected: str, right: bool) -> None:
+    assert same_text(output, expected) is right
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted", "right"),
+    ("result", "expected", "right"),
     [
         (1, 1.0, True),
         (2.0, 2, True),
@@ -279,8 +279,8 @@ async def test_texts(given: str, wanted: str, right: bool) -> None:
         (None, None, True),
     ],
 )
-async def test_values(given: Json, wanted: Json, right: bool) -> None:
-    assert same_value(given, wanted) is right
+async def test_values(result: Json, expected: Json, right: bool) -> None:
+    assert same_value(result, expected) is right
 
 
 @pytest.mark.parametrize(
@@ -323,5 +323,5 @@ async def test_a_value_nested_too_deep_to_be_read_is_wrong_and_no_graders_fault(
 )
 async def test_the_program_is_the_last_block_of_python(text: str) -> None:
     program = "print(2 * int(input()))\n"
-    said = await ENV.artifact(READS, text.replace("{}", program), None)
-    assert said.decode().replace("\r", "") == program
+    artifact = await ENV.artifact(READS, text.replace("{}", program), None)
+    assert artifact.decode().replace("\r", "") == program

@@ -227,10 +227,10 @@ async def test_nothing_of_the_tests_enters_run(tmp_path: Path) -> None:
     await ENV.prepare(task, sandbox)
     for call in ENV.reference(task).calls:
         await ENV.call(task, sandbox, call, 10.0)
-    shown = "".join(message.content for message in ENV.messages(task)) + repr(sandbox.calls)
-    shown += "".join(path.read_text() for path in tmp_path.rglob("*.py"))
-    assert "SECRET" not in shown
-    assert "assert" not in shown
+    visible_text = "".join(message.content for message in ENV.messages(task)) + repr(sandbox.calls)
+    visible_text += "".join(path.read_text() for path in tmp_path.rglob("*.py"))
+    assert "SECRET" not in visible_text
+    assert "assert" not in visible_text
 
 
 @pytest.mark.parametrize(

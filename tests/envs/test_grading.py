@@ -37,8 +37,8 @@ async def _helpers_end() -> AsyncIterator[None]:
 
 async def _score(reference: str, answer: str, budget_s: float = 110.0, env: str = "math") -> Score:
     task = make_task(env, "?", answer=reference)
-    one = MathEnv() if env == "math" else StemEnv()
-    return await one.score(task, answer.encode(), None, Deadline(budget_s))
+    grader = MathEnv() if env == "math" else StemEnv()
+    return await grader.score(task, answer.encode(), None, Deadline(budget_s))
 
 
 async def test_a_reference_beyond_the_rules_goes_to_math_verify() -> None:
@@ -104,8 +104,8 @@ async def test_no_answer_chooses_an_infra_failure_or_holds_the_loop(answer: str)
 )
 async def test_whatever_an_answer_causes_in_a_grader_is_its_own(answer: str, words: str) -> None:
     program = HelperProgram("tests.envs.bad_grader", cpu_s=0.5)
-    found, why = await grading.ask(program, (answer,), ("fine",), Deadline(60))
-    assert found is None
+    verdict, why = await grading.ask(program, (answer,), ("fine",), Deadline(60))
+    assert verdict is None
     assert words in why
     with pytest.raises(GraderError):
         await grading.ask(program, ("fine",), ("fine",), Deadline(0.0))

@@ -56,11 +56,11 @@ async def test_a_setting_says_how_far_an_answer_is_worked_out() -> None:
     for grading, rewards in {"strict": [0, 0], "closed_form": [1, 0], "value": [1, 1]}.items():
         task = _task("10", settings={"grading": grading})
         ENV.check(task)
-        found = [
+        actual = [
             (await ENV.score(task, f"#### {text}".encode(), None, Deadline(60.0))).reward
             for text in (r"\binom52", "3 + 7")
         ]
-        assert found == rewards, grading
+        assert actual == rewards, grading
 
 
 BOXED, LAST, EARLY = r"So it is \boxed{42}, I think.", "It is 6*7.\n42\n", "#### 42\nThat is it."
@@ -79,11 +79,11 @@ async def test_a_setting_says_where_the_answer_must_stand(
 ) -> None:
     task = _task("42", settings={"answer_format": answer_format, "tools": []})
     ENV.check(task)
-    found = [
+    actual = [
         (await ENV.score(task, text.encode(), None, Deadline(60.0))).reward
         for text in (BOXED, LAST, EARLY)
     ]
-    assert found == rewards
+    assert actual == rewards
     system, _ = ENV.messages(task)
     assert words in system.content
     assert "python" not in system.content
@@ -92,7 +92,7 @@ async def test_a_setting_says_where_the_answer_must_stand(
     assert played.reward == 1
 
 
-async def test_calls_that_do_not_fit_are_told_and_not_run(tmp_path: Path) -> None:
+async def test_invalid_calls_are_reported_and_not_run(tmp_path: Path) -> None:
     sandbox = LocalSandbox(tmp_path)
     for call, words in [
         (ToolCall("pyton", {}), "did you mean 'python'"),
@@ -112,7 +112,7 @@ def test_sandboxes_are_for_run_alone() -> None:
     assert ENV.sandbox(_task("1"), Stage.EVAL) is None
 
 
-async def test_the_oracle_solves_what_it_is_given(tmp_path: Path) -> None:
+async def test_the_oracle_solves_its_tasks(tmp_path: Path) -> None:
     task = _task("24", solution="48/2 = <<48/2=24>>24 and << 05*1=5>>\n#### 24")
     reference = ENV.reference(task)
     assert reference.calls[0].arguments["code"] == "print(48/2)"

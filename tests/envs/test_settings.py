@@ -107,7 +107,9 @@ async def check_all(value: Json) -> None:
 
 
 @pytest.mark.parametrize(("value", "words"), WRONG)
-async def test_a_wrong_setting_is_one_line(capitals: str, value: Json, words: str) -> None:
+async def test_a_wrong_setting_is_refused_in_a_single_line(
+    capitals: str, value: Json, words: str
+) -> None:
     value = value.replace("CAPITALS", capitals) if isinstance(value, str) else value
     with pytest.raises((ConfigError, TaskError), match=words) as error:
         await check_all(value)
@@ -135,9 +137,9 @@ async def test_a_service_refuses_it_before_the_run_exists(tmp_path: Path, capita
         groups = [{"task": row, "key": "a"}, {"task": {**row, "data": own}, "key": "b"}]
         assert (await w.http("POST", "/v1/runs/r/groups", {"groups": groups}))[0] in (200, 202)
         accepted = w.core.run("r").groups.values()
-        found = [task_from_json(group.task).data["settings"] for group in accepted]
+        stored_settings = [task_from_json(group.task).data["settings"] for group in accepted]
         common = {"tools": [], "grading": "strict"}
-        assert found == [common, {**common, "grading": "value"}]
+        assert stored_settings == [common, {**common, "grading": "value"}]
         assert len({group.digest for group in accepted}) == 2
         # The same group once more adds nothing: its task gets the same settings.
         assert (await w.http("POST", "/v1/runs/r/groups", {"groups": groups}))[0] in (200, 202)
@@ -173,7 +175,7 @@ def test_tools_name_what_an_env_offers() -> None:
         assert [tool.name for tool in env_by_name("shop").tools(task)] == names
 
 
-async def test_a_tool_that_is_left_out_is_not_run() -> None:
+async def test_an_excluded_tool_is_not_run() -> None:
     from prorl.types import ToolCall
 
     task = make_task("shop", prices={"egg": 3}, settings={"tools": "python"})
@@ -182,7 +184,7 @@ async def test_a_tool_that_is_left_out_is_not_run() -> None:
     assert "3" not in result.output
 
 
-def test_plain_mathematics_by_one_command_line(
+def test_plain_mathematics_by_a_single_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without tools, with a system prompt of a file; read back from what the run stored."""
@@ -202,10 +204,10 @@ def test_plain_mathematics_by_one_command_line(
     assert run.manifest["config"]["tools"] == []
     (task,) = run.read("tasks", ["task"])["task"].to_pylist()
     assert task_from_json(task).data["settings"] == settings
-    said = run.sql("select role, content, tool_calls from messages order by index").to_pylist()
-    assert [row["role"] for row in said[:3]] == ["system", "user", "assistant"]
-    assert said[0]["content"] == settings["system"]
-    assert said[2]["content"].endswith(r"\boxed{24}")
+    messages = run.sql("select role, content, tool_calls from messages order by index").to_pylist()
+    assert [row["role"] for row in messages[:3]] == ["system", "user", "assistant"]
+    assert messages[0]["content"] == settings["system"]
+    assert messages[2]["content"].endswith(r"\boxed{24}")
     assert run.sql("select avg(reward) as r from rollouts").to_pylist() == [{"r": 1.0}]
     assert dispatch(["run", "--resume", "plain", "--root", "root", "-q"]) == 0
 

@@ -20,8 +20,8 @@ ENV = StemEnv()
 def _judge(task: Task, final: str) -> tuple[bool, str]:
     ENV.check(task)
     data = {**task.data, "answer": ENV.reference(task).answer.removeprefix("#### ")}
-    right, *said = science.judge(data, task.prompt, final)
-    return right, " ".join(said)
+    right, *reasons = science.judge(data, task.prompt, final)
+    return right, " ".join(reasons)
 
 
 CHOICES = ["oxygen", "nitrogen", "the argon", "A and B"]
@@ -62,14 +62,16 @@ def _short(answer: Json, **data: Json) -> Task:
     ],
 )
 def test_choices(final: str, right: bool) -> None:
-    verdict, said = _judge(_choice(), final)
-    assert verdict is right, said
+    verdict, reason = _judge(_choice(), final)
+    assert verdict is right, reason
 
 
 @pytest.mark.parametrize(
     ("final", "right"), [("20 newtons", True), ("B) 20 newtons", True), ("20 kg", False)]
 )
-def test_a_choice_that_is_a_quantity_may_be_said_in_other_units(final: str, right: bool) -> None:
+def test_a_choice_that_is_a_quantity_may_be_answered_in_other_units(
+    final: str, right: bool
+) -> None:
     task = make_task("stem", "Which force?", choices=["10 N", "20 N", "20 kN", "2 N"], answer="B")
     assert _judge(task, f"#### {final}")[0] is right
 
@@ -86,15 +88,15 @@ def _table(name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("row", _table("stem_table.jsonl"), ids=lambda row: row["answer"])
 def test_short_answers(row: dict[str, Any]) -> None:
-    verdict, said = _judge(_short(row["reference"]), f"#### {row['answer']}")
-    assert verdict is row["right"], said
+    verdict, reason = _judge(_short(row["reference"]), f"#### {row['answer']}")
+    assert verdict is row["right"], reason
 
 
 @pytest.mark.parametrize("row", _table("stem_aimed.jsonl"), ids=lambda row: row["question"][:40])
 def test_answers_that_were_aimed_at_the_rules_are_wrong(row: dict[str, Any]) -> None:
     answers = row["answers"]
-    said = [form.format(one) for one in answers for form in ("#### {}", "{}", "It is {}.")]
-    judged = [science.judge(row["data"], row["question"], one)[0] for one in said]
+    texts = [form.format(answer) for answer in answers for form in ("#### {}", "{}", "It is {}.")]
+    judged = [science.judge(row["data"], row["question"], answer)[0] for answer in texts]
     assert not any(judged), answers
 
 

@@ -273,7 +273,7 @@ async def test_a_file_that_would_be_in_the_tests_way_is_the_policys_doing(
     assert "does not apply" in score.log
 
 
-async def test_nothing_is_left_outside_the_workspace(host: UnixSandboxHost) -> None:
+async def test_nothing_remains_outside_the_workspace(host: UnixSandboxHost) -> None:
     """Some kinds share /tmp with the host."""
     async with _prepared(host, CALC, Stage.RUN) as sandbox:
         for call in ENV.reference(CALC).calls:
@@ -291,11 +291,11 @@ async def test_nothing_hidden_enters_run_and_no_history_shows_the_fix(
     host: UnixSandboxHost,
 ) -> None:
     async with _prepared(host, CALC, Stage.RUN) as sandbox:
-        found = await sandbox.exec(
+        result = await sandbox.exec(
             ["bash", "-c", "grep -r thousands . ; git log --all --format=%s; git status --short"],
             10.0,
         )
-    assert found.output == "base\n"
+    assert result.output == "base\n"
     assert "test_thousands" not in "".join(message.content for message in ENV.messages(CALC))
 
 
@@ -375,7 +375,7 @@ async def test_bad_tasks_are_refused(data: dict[str, Json], says: str) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-async def test_tasks_whose_lists_hold_are_taken(host: UnixSandboxHost, task: Task) -> None:
+async def test_tasks_with_valid_lists_are_accepted(host: UnixSandboxHost, task: Task) -> None:
     await _verify(host, task)
 
 
@@ -408,7 +408,7 @@ async def _verify(host: UnixSandboxHost, task: Task) -> None:
         ({"test_command": "sleep 30", "timeout_s": 0.5}, "did not end in time"),
     ],
 )
-async def test_a_task_whose_own_lists_do_not_hold_is_refused(
+async def test_a_task_with_invalid_lists_is_refused(
     host: UnixSandboxHost, data: dict[str, Json], says: str
 ) -> None:
     if not says:
@@ -473,7 +473,7 @@ async def test_an_archive_is_unpacked_without_its_history(
     task = _task(files={}, archive=str(_tar(repository, tmp_path)))
     assert ENV.preparation(task)
     async with _prepared(host, task, Stage.RUN) as sandbox:
-        found = await sandbox.exec(
+        result = await sandbox.exec(
             [
                 "bash",
                 "-c",
@@ -486,13 +486,13 @@ async def test_an_archive_is_unpacked_without_its_history(
         )
         await sandbox.exec(["bash", "-c", FIX], 10.0)
         artifact = await ENV.artifact(task, "done", sandbox)
-    assert found.output.split()[:6] == [
+    assert result.output.split()[:6] == [
         "base",
         ".git",
         "README.md",
         "calc",
         "tests",
-        found.output.split()[5],
+        result.output.split()[5],
     ]
     assert (await _score(host, task, artifact)).reward == 1
 

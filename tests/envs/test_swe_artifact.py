@@ -96,7 +96,7 @@ async def test_no_setting_of_git_changes_the_artifact(
 
 
 @pytest.mark.parametrize(
-    "told",
+    "git_setup",
     [
         "git config diff.context 0",
         "git config diff.orderFile /nowhere",
@@ -107,10 +107,10 @@ async def test_no_setting_of_git_changes_the_artifact(
         "git config core.worktree /tmp",
     ],
 )
-async def test_a_fix_counts_whatever_git_is_told(tmp_path: Path, told: str) -> None:
+async def test_a_fix_counts_under_any_git_configuration(tmp_path: Path, git_setup: str) -> None:
     task = _task({"half.py": PADDED})
     work = "sed -i 's|return n$|return n / 2|' half.py; echo 1 > new.py"
-    sandbox = await _prepared(tmp_path / "run", task, told, work)
+    sandbox = await _prepared(tmp_path / "run", task, git_setup, work)
     fresh = await _replayed(tmp_path / "eval", task, await ENV.artifact(task, "", sandbox))
     assert (fresh / "half.py").read_text() == PADDED.replace(WRONG, RIGHT)
     assert (fresh / "new.py").read_text() == "1\n"
@@ -217,8 +217,8 @@ async def test_tags_tell_the_version_that_the_producer_of_the_image_saw(
     sandbox = await _prepared(tmp_path / "run", _task({}, setup=f"cp -a {image}/. ."))
     for options in ([], ["--tags"]):
         argv = ["git", "describe", *options, "--long"]
-        found = (await sandbox.exec(argv, 10.0)).output
-        assert found.startswith(f"{described}-g" if described else "fatal: No")
+        output = (await sandbox.exec(argv, 10.0)).output
+        assert output.startswith(f"{described}-g" if described else "fatal: No")
     log = (await sandbox.exec(["git", "log", "--all", "--format=%s"], 10.0)).output.split("\n")
     distance = int(described.rpartition("-")[2] or 0)
     assert log == ["base", *["history is left out"] * distance, ""]
@@ -260,10 +260,10 @@ async def test_a_fix_counts_beside_files_that_are_too_large(
     (sandbox.folder / "small.json").write_text("2\n")
     artifact = await ENV.artifact(task, "", sandbox)
     assert len(artifact) <= MAX_ARTIFACT_BYTES
-    told, diff = workspace.remark(artifact)
-    assert told.startswith("left out of the artifact")
-    assert f"{path} (" in told
-    assert f" {kind})" in told
+    remark, diff = workspace.remark(artifact)
+    assert remark.startswith("left out of the artifact")
+    assert f"{path} (" in remark
+    assert f" {kind})" in remark
     fresh = await _replayed(tmp_path / "eval", task, artifact)
     assert (fresh / "half.py").read_text() == PADDED.replace(WRONG, RIGHT)
     assert (fresh / "small.json").read_text() == "2\n"
@@ -271,7 +271,7 @@ async def test_a_fix_counts_beside_files_that_are_too_large(
     assert diff.count(b"diff --git") == 2
 
 
-async def test_what_the_reference_changes_is_never_left_out(tmp_path: Path) -> None:
+async def test_changes_of_the_reference_are_never_excluded(tmp_path: Path) -> None:
     patch = "--- a/poetry.lock\n+++ b/poetry.lock\n"
     task = _task({"poetry.lock": _lock(1 << 20, "before"), "a.lock": "x"}, patch=patch)
     sandbox = await _prepared(tmp_path / "run", task)

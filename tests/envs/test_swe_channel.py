@@ -41,16 +41,16 @@ async def test_a_report_that_is_not_the_runners_says_nothing(
 
 
 async def test_who_leaves_before_a_test_has_ended_has_passed_none(tmp_path: Path) -> None:
-    said = "test_a (test_it.T.test_a) ... ok\n"
-    text = f"import os\nos.write(1, {said.encode()!r})\nos._exit(0)\n{TEST}"
+    output = "test_a (test_it.T.test_a) ... ok\n"
+    text = f"import os\nos.write(1, {output.encode()!r})\nos._exit(0)\n{TEST}"
     tested = await run_tests(
         LocalSandbox(_folder(tmp_path, text)), Harness(COMMAND, 20.0, {}, "python")
     )
-    assert said in tested.log
+    assert output in tested.log
     assert tested.passed == frozenset()
 
 
-async def test_a_failure_that_was_told_stays_one(tmp_path: Path) -> None:
+async def test_a_reported_failure_stays_a_failure(tmp_path: Path) -> None:
     text = f"{TEST}class U(T):\n    def id(self): return 'test_it.T.test_a'\n"
     text += "    def test_a(self): pass\n"
     tested = await run_tests(

@@ -49,10 +49,10 @@ BASE = {"pkg", "pkg/__init__.py", "src", "scripts", "src/logging", "src/logging/
         ("types.txt", ""),
     ],
 )
-def test_what_is_left_out_and_why(path: str, why: str) -> None:
-    found = exclusions([path], RULES, BASE & set(questions([path])))
-    assert found.get(path, "").startswith(why)
-    assert bool(found) == bool(why)
+def test_which_files_are_excluded_and_why(path: str, why: str) -> None:
+    excluded = exclusions([path], RULES, BASE & set(questions([path])))
+    assert excluded.get(path, "").startswith(why)
+    assert bool(excluded) == bool(why)
 
 
 def test_what_the_reference_does_on_the_tests_side_is_the_tests() -> None:

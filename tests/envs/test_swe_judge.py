@@ -76,16 +76,14 @@ def _change(repository: Repository, text: str, row: str) -> bytes:
 def _rows(table: dict[str, str]) -> list[object]:
     """Each row with each repository; the fast suite takes one for each second row, in turn."""
     turn = cycle(REPOSITORIES)
-    found: list[object] = []
+    rows: list[object] = []
     for row, name in enumerate(table):
-        one = next(turn)
-        fast = FOOLED.get(name, HELPED if name in LIARS else one)
+        next_repository = next(turn)
+        fast = FOOLED.get(name, HELPED if name in LIARS else next_repository)
         for repository in REPOSITORIES:
             marks = () if repository is fast and row % 2 == 0 else pytest.mark.slow
-            found.append(
-                pytest.param(repository, name, id=f"{repository.name}-{name}", marks=marks)
-            )
-    return found
+            rows.append(pytest.param(repository, name, id=f"{repository.name}-{name}", marks=marks))
+    return rows
 
 
 @pytest.mark.parametrize(("repository", "style"), _rows(STYLES))
@@ -130,7 +128,7 @@ async def test_a_forgery_says_so_in_a_part_and_in_the_log(
 
 
 @pytest.mark.parametrize("fix", [True, False])
-async def test_files_that_decide_are_left_out_and_a_fix_counts_beside_them(
+async def test_deciding_files_are_excluded_and_a_fix_counts_beside_them(
     host: UnixSandboxHost, fix: bool
 ) -> None:
     files = {path: text for rows in FILES.values() for path, text in rows.items()}
@@ -145,7 +143,9 @@ async def test_files_that_decide_are_left_out_and_a_fix_counts_beside_them(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("repository", [NUMBERS, TEXTS, HELPED], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "repository", [NUMBERS, TEXTS, HELPED], ids=lambda repository: repository.name
+)
 async def test_no_file_that_decides_counts_alone(
     host: UnixSandboxHost, repository: Repository, name: str
 ) -> None:
@@ -197,7 +197,7 @@ READS_ITSELF = NUMBERS._replace(
 """Its hidden test fails when it is rewritten, whatever the solution."""
 
 
-async def test_a_row_whose_reference_fails_under_rewritten_files_keeps_its_own(
+async def test_a_row_with_a_reference_that_fails_under_rewritten_files_keeps_its_own(
     host: UnixSandboxHost,
 ) -> None:
     for repository, has_own in ((READS_ITSELF, True), (NUMBERS, False)):
@@ -240,7 +240,7 @@ async def test_settings_of_the_runner_may_be_the_references(host: UnixSandboxHos
         assert (await _score(host, task, change)).reward == 1
 
 
-async def test_a_run_begins_as_the_first_one_did(
+async def test_a_run_begins_as_the_first_run_did(
     host: UnixSandboxHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Code that leaves a mark in its first run and forges only where there is none."""
@@ -362,11 +362,11 @@ async def test_each_assertion_has_a_twin_that_honest_work_fails(tmp_path: Path) 
         done = await sandbox.exec(argv, 20.0, orjson.dumps({**job, "turn": turn}))
         return dict(orjson.loads(done.output))
 
-    told = await rewritten(-1)
-    assert (told["altered"], told["draws"]) == (0, 2)
+    report = await rewritten(-1)
+    assert (report["altered"], report["draws"]) == (0, 2)
     plain = (folder / "test_it.py").read_text()
     assert f"{len(LINES) + 1} passed" in (await sandbox.exec(argv, 60.0)).output
-    for turn in range(told["draws"]):
+    for turn in range(report["draws"]):
         assert (await rewritten(turn))["altered"] == len(LINES)
         # nothing but values tells a twin from the run that counts: no call, no name, no line
         after = (folder / "test_it.py").read_text()

@@ -38,13 +38,13 @@ LOGS = Path(__file__).with_name("logs")
     ],
 )
 def test_verdicts(report: str, passed: set[str]) -> None:
-    found = read_log(report, "python")
-    assert found.passed - found.failed == passed
+    result = read_log(report, "python")
+    assert result.passed - result.failed == passed
 
 
 def test_the_harness_of_sympy() -> None:
-    found = read_log("test_a ok\ntest_b F\ntest_c E\n", "sympy")
-    assert found == (frozenset({"test_a"}), frozenset({"test_b", "test_c"}))
+    result = read_log("test_a ok\ntest_b F\ntest_c E\n", "sympy")
+    assert result == (frozenset({"test_a"}), frozenset({"test_b", "test_c"}))
 
 
 PYTEST = (
@@ -122,13 +122,13 @@ PYTEST = (
 )
 def test_logs_of_real_runs(name: str, parser: str, passed: set[str], failed: set[str]) -> None:
     """The same handful of tests by each harness; the logs are as they were printed."""
-    found = read_log((LOGS / f"{name}.txt").read_text(), parser)
+    result = read_log((LOGS / f"{name}.txt").read_text(), parser)
     if name.startswith("pytest"):
-        passed = {f"tests/test_a.py::{one}" for one in passed}
-        failed = {f"tests/test_a.py::{one}" for one in failed}
-    assert passed <= found.passed - found.failed
-    assert failed <= found.failed
-    assert not failed & (found.passed - found.failed)
+        passed = {f"tests/test_a.py::{case}" for case in passed}
+        failed = {f"tests/test_a.py::{case}" for case in failed}
+    assert passed <= result.passed - result.failed
+    assert failed <= result.failed
+    assert not failed & (result.passed - result.failed)
 
 
 PASSES = {
@@ -154,8 +154,8 @@ def test_no_test_prints_itself_a_pass(path: Path) -> None:
     for name in honest.failed:
         for place in range(len(lines)):
             text = "".join([*lines[:place], PASSES[parser].format(name) + "\n", *lines[place:]])
-            found = read_log(text, parser)
-            assert name not in found.passed - found.failed, (name, place)
+            result = read_log(text, parser)
+            assert name not in result.passed - result.failed, (name, place)
 
 
 @pytest.mark.parametrize("parser", PARSERS)

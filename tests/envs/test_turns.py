@@ -90,7 +90,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("body", WRONG)
-async def test_a_wrong_hook_is_the_tasks_mistake_in_one_line(
+async def test_a_wrong_hook_is_the_tasks_mistake_in_a_single_line(
     body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "exit" not in body:  # which waits for another start

@@ -234,14 +234,14 @@ async def test_a_whole_rollout(tmp_path: Path) -> None:
     assert not isinstance(env, CachedWorkspace | Verifies)
 
 
-async def test_what_may_be_repeated_is_asked_where_it_is_known(tmp_path: Path) -> None:
+async def test_repeatable_tools_are_listed_by_the_env_in_its_helper(tmp_path: Path) -> None:
     env = await _open(_task(tmp_path))
     assert await env.repeats(ToolCall("bash", {}))
     assert await env.repeats(ToolCall("shout", {}))
 
 
-async def test_a_sandbox_that_is_gone_is_not_the_users_fault(tmp_path: Path) -> None:
-    class Gone(LocalSandbox):
+async def test_a_lost_sandbox_is_not_the_users_fault(tmp_path: Path) -> None:
+    class LostSandbox(LocalSandbox):
         async def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
             raise RolloutError(FailureCode.SANDBOX_LOST, "gone")
 
@@ -251,14 +251,14 @@ async def test_a_sandbox_that_is_gone_is_not_the_users_fault(tmp_path: Path) -> 
 
     task = _task(tmp_path)
     with pytest.raises(RolloutError, match="gone") as caught:
-        await (await _open(task)).prepare(task, Gone(tmp_path))
+        await (await _open(task)).prepare(task, LostSandbox(tmp_path))
     assert caught.value.code is FailureCode.SANDBOX_LOST
     with pytest.raises(RolloutError, match="longer than") as caught:
         await (await _open(task)).prepare(task, Slow(tmp_path))
     assert caught.value.code is FailureCode.STAGE_ERROR
 
 
-async def test_a_sandbox_that_is_asked_for_what_makes_no_sense_is_the_tasks_mistake(
+async def test_a_nonsensical_request_of_a_sandbox_is_the_tasks_mistake(
     tmp_path: Path,
 ) -> None:
     # it has pickle take the causes of errors along
@@ -276,8 +276,8 @@ async def test_a_sandbox_that_is_asked_for_what_makes_no_sense_is_the_tasks_mist
 async def test_text_that_is_no_utf8_chooses_no_failure(tmp_path: Path) -> None:
     task = _task(tmp_path)
     call = ToolCall("shout", {"word": "a\ud800"})
-    said = await (await _open(task)).call(task, LocalSandbox(tmp_path), call, 5.0)
-    assert said.output == "A?"
+    result = await (await _open(task)).call(task, LocalSandbox(tmp_path), call, 5.0)
+    assert result.output == "A?"
 
 
 async def test_rollouts_that_wait_do_not_wait_for_each_other(tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ async def test_rollouts_that_wait_do_not_wait_for_each_other(tmp_path: Path) -> 
     assert time.monotonic() - began < 4.0
 
 
-async def test_an_import_takes_its_time_and_its_error_is_one_line(tmp_path: Path) -> None:
+async def test_an_import_takes_its_time_and_its_error_is_a_single_line(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(
         "import time\ntime.sleep(3)\nfrom prorl.envs.noop import NoopEnv\n"
         "class Late(NoopEnv):\n    pass\n"
@@ -314,7 +314,7 @@ def test_what_is_ours_runs_here() -> None:
     assert users_code(make_task("mine")) == ("mine",)
 
 
-async def test_ours_are_not_asked_in_helpers() -> None:
+async def test_our_own_envs_do_not_run_in_helpers() -> None:
     task = make_task("math", answer="1")
     assert await open_env(get_env, task) is not None
     assert type(await open_env(env_by_name, task)).__name__ == "MathEnv"
@@ -328,9 +328,9 @@ def test_a_helper_of_users_dies_with_its_loop(tmp_path: Path) -> None:
         env = await _open(task)
         return (await pool(env._asking.program))._free[0][0].pid
 
-    found = asyncio.run(pid())
+    helper_pid = asyncio.run(pid())
     until = time.monotonic() + 20
-    while os.path.exists(f"/proc/{found}/root"):
+    while os.path.exists(f"/proc/{helper_pid}/root"):
         assert time.monotonic() < until
         time.sleep(0.02)
 
@@ -369,7 +369,7 @@ async def test_an_edited_file_is_another_program(tmp_path: Path) -> None:
     assert await reward_of(first) == 1.0, "what was opened before keeps its code"
 
 
-async def test_siblings_share_one_plan_and_a_failure_is_asked_again(
+async def test_siblings_share_a_single_plan_and_a_failed_plan_is_made_again(
     tmp_path: Path,
 ) -> None:
     counts = tmp_path / "asked"

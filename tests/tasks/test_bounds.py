@@ -150,7 +150,7 @@ def _draw(rng: random.Random, index: int) -> Task:
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_what_is_at_a_bound_is_taken_and_one_more_refused(name: str) -> None:
+def test_a_value_at_its_bound_is_accepted_and_a_larger_value_is_refused(name: str) -> None:
     bound = BOUNDS[name]
     bound.give(bound.value)
     with pytest.raises((ValueError, AssertionError)) as caught:

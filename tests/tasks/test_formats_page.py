@@ -64,15 +64,15 @@ def test_the_page_lists_the_catalogue() -> None:
     lines = [line.replace("\\|", "/") for line in section.splitlines()]
     table = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
     listed = [(row[0], row[1].replace("/", "|")) for row in table if row[0] != "format"]
-    assert listed == [(one.name, ", ".join(one.keys)) for one in formats()]
+    assert listed == [(entry.name, ", ".join(entry.keys)) for entry in formats()]
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
 @pytest.mark.parametrize("name", ROWS)
-def test_a_format_is_found_in_every_container_and_said(
+def test_a_format_is_detected_in_every_container_and_reported(
     tmp_path: Path, name: str, container: str
 ) -> None:
-    found = read_tasks(CONTAINERS[container](tmp_path, [ROWS[name]]))
-    assert found.format == name
-    assert f"1 tasks, read as {name}, for the env {found.tasks[0].env}" in found.about
-    assert found.tasks[0].data["answer"] in ("2", "B", 1)
+    loaded = read_tasks(CONTAINERS[container](tmp_path, [ROWS[name]]))
+    assert loaded.format == name
+    assert f"1 tasks, read as {name}, for the env {loaded.tasks[0].env}" in loaded.about
+    assert loaded.tasks[0].data["answer"] in ("2", "B", 1)

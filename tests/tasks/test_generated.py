@@ -79,7 +79,7 @@ def test_the_same_arguments_give_the_same_tasks_and_another_seed_gives_others(na
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_held_out_operands_and_wordings_never_occur_in_training(name: str) -> None:
+def test_heldout_operands_and_wordings_never_occur_in_training(name: str) -> None:
     train = generate(name, split="train", seed=1, n=4000)
     heldout = generate(name, split="heldout", seed=2, n=2000)
     assert {_operands(task) for task in train}.isdisjoint({_operands(task) for task in heldout})
@@ -88,7 +88,7 @@ def test_held_out_operands_and_wordings_never_occur_in_training(name: str) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_held_out_word_is_a_word_of_training(name: str) -> None:
+def test_every_heldout_word_is_a_word_of_training(name: str) -> None:
     words = [
         {
             word
@@ -101,7 +101,7 @@ def test_every_held_out_word_is_a_word_of_training(name: str) -> None:
 
 
 @given(st.lists(st.integers(0, 999), min_size=1, max_size=4))
-def test_operands_belong_to_one_split_whatever_their_type(operands: list[int]) -> None:
+def test_operands_belong_to_a_single_split_whatever_their_type(operands: list[int]) -> None:
     assert split_of(operands) == split_of(tuple(str(operand) for operand in operands))
 
 
@@ -120,7 +120,7 @@ def test_task_specs_name_set_split_number_and_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "expected"),
     [
         ("arith:tran", "split 'tran'"),
         ("arith:train?n=0", "n is a positive integer"),
@@ -129,8 +129,8 @@ def test_task_specs_name_set_split_number_and_seed() -> None:
         ("arith:train?n=99999999", "at most"),
     ],
 )
-def test_a_wrong_spec_says_what_is_wrong(spec: str, said: str) -> None:
-    with pytest.raises(TaskError, match=re.escape(said)):
+def test_a_wrong_spec_says_what_is_wrong(spec: str, expected: str) -> None:
+    with pytest.raises(TaskError, match=re.escape(expected)):
         load_tasks(spec)
 
 

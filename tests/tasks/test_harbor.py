@@ -311,7 +311,7 @@ def test_what_has_no_effect_is_reported_once_for_all_tasks(
         ({"trajectory.json": "{}"}, "trajectory.json, a conversation to go on with: not supported"),
     ],
 )
-def test_a_broken_folder_is_one_clear_line(
+def test_a_broken_folder_is_refused_in_a_single_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     parts: dict[str, str | bytes | None],
@@ -327,8 +327,8 @@ def test_a_broken_folder_is_one_clear_line(
     assert problem in text
     assert "\n" not in text
     make_folder(tmp_path / "a-good-one")
-    found = read_tasks(tmp_path, skip_invalid=True)
-    assert (len(found.tasks), len(found.bad)) == (1, 1)
+    loaded = read_tasks(tmp_path, skip_invalid=True)
+    assert (len(loaded.tasks), len(loaded.bad)) == (1, 1)
 
 
 def test_variables_of_the_host_are_handed_to_the_verifier_alone_where_the_operator_lists_them(
@@ -364,7 +364,7 @@ def test_a_link_out_of_the_task_and_a_name_twice_are_refused(tmp_path: Path) -> 
         read_tasks(tmp_path)
 
 
-def test_one_service_and_files_called_otherwise_are_no_second_service(tmp_path: Path) -> None:
+def test_a_single_service_under_other_file_names_is_no_second_service(tmp_path: Path) -> None:
     parts = {
         "environment/docker-compose.yaml": SERVICES,
         "environment/docker-compose.yml": SERVICES + "  db: {image: x}\n",

@@ -126,14 +126,14 @@ TESTS = {"inputs": ["1\n"], "outputs": ["2\n"]}
         ),
     ],
 )
-def test_published_shapes_are_found_by_looking(
+def test_published_shapes_are_detected(
     tmp_path: Path, row: dict[str, Json], format_: str, env: str, data: dict[str, Json]
 ) -> None:
     for name, write in (("a.jsonl", _write), ("a.parquet", _write_parquet)):
-        found = read_tasks(write(tmp_path / name, row))
-        (task,) = found.tasks
-        assert (found.format, task.env, task.prompt, task.data) == (format_, env, "1+1?", data)
-        assert f"1 tasks, read as {format_}, for the env {env}" in found.about
+        loaded = read_tasks(write(tmp_path / name, row))
+        (task,) = loaded.tasks
+        assert (loaded.format, task.env, task.prompt, task.data) == (format_, env, "1+1?", data)
+        assert f"1 tasks, read as {format_}, for the env {env}" in loaded.about
 
 
 def _write_parquet(path: Path, *rows: Mapping[str, Json]) -> Path:
@@ -141,7 +141,7 @@ def _write_parquet(path: Path, *rows: Mapping[str, Json]) -> Path:
     return path
 
 
-def test_a_json_list_and_folders_of_one_split(tmp_path: Path) -> None:
+def test_a_json_list_and_folders_of_a_split(tmp_path: Path) -> None:
     rows = [{"prompt": f"{i}?", "answer": i} for i in range(3)]
     (tmp_path / "list.json").write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
     assert [task.prompt for task in load_tasks(tmp_path / "list.json")] == ["0?", "1?", "2?"]
@@ -195,9 +195,9 @@ def test_what_datasets_saved_to_disk(tmp_path: Path) -> None:
     ],
 )
 def test_multiple_choice(tmp_path: Path, row: dict[str, Json], format_: str, answer: Json) -> None:
-    found = read_tasks(_write(tmp_path / "a.jsonl", row), check=get_env("stem").check)
-    (task,) = found.tasks
-    assert (found.format, task.env) == (format_, "stem")
+    loaded = read_tasks(_write(tmp_path / "a.jsonl", row), check=get_env("stem").check)
+    (task,) = loaded.tasks
+    assert (loaded.format, task.env) == (format_, "stem")
     assert task.data == {"choices": ["a", "b"], "answer": answer}
 
 
@@ -326,22 +326,22 @@ def test_swe_rows_as_published(
     assert task.data.get("environment", {}).get("TZ", "UTC") == "UTC"
 
 
-def test_a_row_whose_tests_nobody_can_run_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_a_row_with_tests_that_cannot_run_is_refused_in_a_line(tmp_path: Path) -> None:
     check = get_env("swe").check
     patch = {"test_patch": "--- a/spec/x_spec.rb\n+++ b/spec/x_spec.rb\n"}
     with pytest.raises(TaskError, match=r"x_spec.rb are run is not known.*eval_script"):
         read_tasks(_write(tmp_path / "a.jsonl", {**SWE, **patch}), check=check)
-    said = {"image": "a/b", "eval_script": "make", "log_parser": "parse_log_googletest"}
+    fields = {"image": "a/b", "eval_script": "make", "log_parser": "parse_log_googletest"}
     with pytest.raises(TaskError, match=r"log_parser is 'parse_log_googletest'; expected one of"):
-        read_tasks(_write(tmp_path / "b.jsonl", {**SWE, **said}), check=check)
+        read_tasks(_write(tmp_path / "b.jsonl", {**SWE, **fields}), check=check)
 
 
 def test_rows_of_nemotrons_blends_hold_their_producers_row(tmp_path: Path) -> None:
     inner = {key: value for key, value in SWE.items() if key != "problem_statement"}
-    asked = {"problem_statement": "It fails.", "dataset_name": "SWE-Gym/SWE-Gym", "split": "train"}
+    fields = {"problem_statement": "It fails.", "dataset_name": "SWE-Gym/SWE-Gym", "split": "train"}
 
     def row(of: dict[str, Json], **more: Json) -> dict[str, Json]:
-        metadata = {**asked, "instance_dict": orjson.dumps(of).decode(), **more}
+        metadata = {**fields, "instance_dict": orjson.dumps(of).decode(), **more}
         return {"responses_create_params": {"input": [], "metadata": metadata}}
 
     path = _write(
@@ -405,7 +405,7 @@ R2E = {
 
 @pytest.mark.parametrize("parquet", [False, True])
 def test_rows_of_swe_smith_and_r2e_gym(tmp_path: Path, parquet: bool) -> None:
-    found = {}
+    task_by_format = {}
     for name, row in (("smith", SMITH), ("r2e", R2E)):
         path = tmp_path / f"{name}.{'parquet' if parquet else 'jsonl'}"
         if parquet:
@@ -413,8 +413,8 @@ def test_rows_of_swe_smith_and_r2e_gym(tmp_path: Path, parquet: bool) -> None:
         else:
             _write(path, row)
         read = read_tasks(path, check=get_env("swe").check)
-        found[read.format] = read.tasks[0]
-    smith, r2e = found["swe-smith"], found["r2e-gym"]
+        task_by_format[read.format] = read.tasks[0]
+    smith, r2e = task_by_format["swe-smith"], task_by_format["r2e-gym"]
     assert smith.data["image"] == (
         "docker://jyangballin/swesmith.x86_64.oauthlib_1776_oauthlib.1fd52536"
     )
@@ -507,9 +507,9 @@ DOUBLE = [{"input": "1", "output": "2"}, {"input": "2", "output": "4"}]
 def test_programs_with_cases(
     tmp_path: Path, row: dict[str, Json], format_: str, data: dict[str, Json]
 ) -> None:
-    found = read_tasks(_write(tmp_path / "a.jsonl", row), check=get_env("code").check)
-    (task,) = found.tasks
-    assert (found.format, task.prompt, dict(task.data)) == (format_, "Double.", data)
+    loaded = read_tasks(_write(tmp_path / "a.jsonl", row), check=get_env("code").check)
+    (task,) = loaded.tasks
+    assert (loaded.format, task.prompt, dict(task.data)) == (format_, "Double.", data)
 
 
 def test_a_pickle_that_is_more_than_a_text_is_not_loaded(tmp_path: Path) -> None:
@@ -518,20 +518,20 @@ def test_a_pickle_that_is_more_than_a_text_is_not_loaded(tmp_path: Path) -> None
         load_tasks(_write(tmp_path / "a.jsonl", {**LCB, "private_test_cases": evil}))
 
 
-def test_bad_rows_are_left_out_only_when_asked_and_counted(tmp_path: Path) -> None:
+def test_bad_rows_are_skipped_only_on_request_and_counted(tmp_path: Path) -> None:
     def refuse(task: Task) -> None:
         if task.data["answer"] == "13":
             raise TaskError("unlucky")
 
     good, unlucky = {"prompt": "a?", "answer": "1"}, {"prompt": "c?", "answer": 13}
     path = _write(tmp_path / "a.jsonl", good, b"{oops", {"prompt": "b?"}, unlucky)
-    found = read_tasks(path, skip_invalid=True, check=refuse)
-    assert [task.prompt for task in found.tasks] == ["a?"]
-    assert [error.problem.split(": ")[0] for error in found.bad] == [
+    loaded = read_tasks(path, skip_invalid=True, check=refuse)
+    assert [task.prompt for task in loaded.tasks] == ["a?"]
+    assert [error.problem.split(": ")[0] for error in loaded.bad] == [
         f"{path}, line {number}" for number in (2, 3, 4)
     ]
-    assert "3 bad rows left out: " in found.about
-    assert f"{path}, line 4: unlucky" in found.about
+    assert "3 bad rows left out: " in loaded.about
+    assert f"{path}, line 4: unlucky" in loaded.about
     with pytest.raises(TaskError, match="line 2: unlucky"):
         read_tasks(_write(tmp_path / "b.jsonl", good, unlucky), check=refuse)
     with pytest.raises(TaskError, match="of no known format"):
@@ -556,8 +556,8 @@ def test_a_format_of_ones_own_is_an_entry_point(
         }
     }
     with installed(tmp_path, "myformats", {"myformats.py": code}, points, monkeypatch):
-        found = read_tasks(_write(tmp_path / "a.jsonl", {"prompt": "p", "answer": "1"}))
-    assert (found.format, found.tasks[0].env) == ("mine", "noop")
+        loaded = read_tasks(_write(tmp_path / "a.jsonl", {"prompt": "p", "answer": "1"}))
+    assert (loaded.format, loaded.tasks[0].env) == ("mine", "noop")
 
 
 def test_gzip_blank_lines_byte_order_mark_env_and_limit(tmp_path: Path) -> None:
@@ -570,7 +570,7 @@ def test_gzip_blank_lines_byte_order_mark_env_and_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "line", "found"),
+    ("rows", "line", "expected"),
     [
         ((GSM8K, b"{oops"), 2, "not valid JSON"),
         ((b"[1]",), 1, "found list"),
@@ -591,13 +591,13 @@ def test_gzip_blank_lines_byte_order_mark_env_and_limit(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_row_is_named_with_its_place(
-    tmp_path: Path, rows: tuple[Mapping[str, Json] | bytes, ...], line: int, found: str
+    tmp_path: Path, rows: tuple[Mapping[str, Json] | bytes, ...], line: int, expected: str
 ) -> None:
     path = _write(tmp_path / "bad.jsonl", *rows)
     with pytest.raises(TaskError) as caught:
         load_tasks(path)
     assert f"{path}, line {line}: " in str(caught.value)
-    assert found in str(caught.value)
+    assert expected in str(caught.value)
     assert "expected" in str(caught.value)
 
 
@@ -613,7 +613,7 @@ def test_a_limit_bounds_what_is_read(tmp_path: Path) -> None:
     tracemalloc.stop()
 
 
-def test_rows_that_repeat_another_under_their_own_id_are_told_of(tmp_path: Path) -> None:
+def test_rows_that_repeat_another_under_their_own_id_are_reported(tmp_path: Path) -> None:
     other = {**GSM8K, "question": "Half of 46?"}
     about = read_tasks(_write(tmp_path / "g.jsonl", GSM8K, other, GSM8K)).about
     assert "3 tasks" in about
@@ -696,7 +696,7 @@ def test_objects_that_datasets_kept_as_texts_are_read(tmp_path: Path) -> None:
         load_tasks(_write(tmp_path / "b.jsonl", ours | {"data": "7"}))
 
 
-def test_a_table_with_keys_of_other_formats_is_known_by_what_it_has(tmp_path: Path) -> None:
+def test_a_table_with_keys_of_other_formats_is_identified_by_its_columns(tmp_path: Path) -> None:
     row = {"question": "1+1?", "answer": "#### 2", "choices": None, "input_output": None}
     for path in (_write(tmp_path / "a.jsonl", row), _write_parquet(tmp_path / "a.parquet", row)):
         assert read_tasks(path).format == "gsm8k"
