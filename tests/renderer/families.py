@@ -58,7 +58,7 @@ class Model:
     variables: Mapping[str, Json] = field(default_factory=dict)
     think: bool = False
     parallel: bool = True
-    said_with_calls: bool = True
+    content_with_calls: bool = True
     """Text beside calls."""
     system: bool | None = None
     tools: bool = True
@@ -87,33 +87,37 @@ MODELS = (
     Model(template="glm-4.5", vocabulary="glm-4.5", think=True),
     Model(template="glm-4.5", vocabulary="glm-4.5", variables=OFF),
     Model(template="glm-4.6", vocabulary="glm-4.5", think=True),
-    Model(template="deepseek-v3", vocabulary="deepseek-v3", said_with_calls=False, most_calls=2),
-    Model(template="deepseek-r1", vocabulary="deepseek-v3", think=True, said_with_calls=False),
+    Model(template="deepseek-v3", vocabulary="deepseek-v3", content_with_calls=False, most_calls=2),
+    Model(template="deepseek-r1", vocabulary="deepseek-v3", think=True, content_with_calls=False),
     Model(template="kimi-k2", vocabulary="kimi-k2", call_id=_KIMI),
     Model(
-        template="gpt-oss", vocabulary="gpt-oss", think=True, parallel=False, said_with_calls=False
+        template="gpt-oss",
+        vocabulary="gpt-oss",
+        think=True,
+        parallel=False,
+        content_with_calls=False,
     ),
     Model(
         template="mistral-nemo-2407",
         vocabulary="mistral-tekken",
         call_id=_NINE,
-        said_with_calls=False,
+        content_with_calls=False,
     ),
     Model(
         template="mistral-small-3.2",
         vocabulary="mistral-tekken",
         call_id=_NINE,
-        said_with_calls=False,
+        content_with_calls=False,
     ),
     Model(template="devstral-small-2507", vocabulary="mistral-tekken", call_id=_NINE),
     Model(template="ministral-3-reasoning", vocabulary="mistral-tekken", call_id=_NINE),
     Model(template="phi-4", vocabulary="phi-4", tools=False),
     Model(template="deepseek-v3.1"),
     Model(template="glm-4.7-flash", think=True),
-    Model(template="llama-3.1", parallel=False, said_with_calls=False),
-    Model(template="llama-3.2", parallel=False, said_with_calls=False),
-    Model(template="llama-3.3", parallel=False, said_with_calls=False),
-    Model(template="gemma-4", variables=ON, said_with_calls=False, plain_keys=True),
+    Model(template="llama-3.1", parallel=False, content_with_calls=False),
+    Model(template="llama-3.2", parallel=False, content_with_calls=False),
+    Model(template="llama-3.3", parallel=False, content_with_calls=False),
+    Model(template="gemma-4", variables=ON, content_with_calls=False, plain_keys=True),
     Model(template="gemma-3", tools=False),
     Model(template="granite-3.3"),
     Model(template="granite-4.0"),
@@ -138,12 +142,12 @@ class Words(ByteTokenizer):
 
 @cache
 def goldens() -> Mapping[str, list[dict[str, Any]]]:
-    found = defaultdict(list)
+    rows_by_template = defaultdict(list)
     with lzma.open(TEMPLATES / "goldens.jsonl.xz") as file:
         for line in file:
             row = orjson.loads(line)
-            found[row["template"].removesuffix(".jinja")].append(row)
-    return found
+            rows_by_template[row["template"].removesuffix(".jinja")].append(row)
+    return rows_by_template
 
 
 @cache
@@ -200,8 +204,8 @@ def _markers(model: Model, family: Family) -> list[str]:
     thoughts = [marker.split("\n")[0] for marker in family.thoughts or ()]
     roles = [f"<|{role}|>" for role in ("system", "user", "assistant", "tool", "end")]
     values = [value for value in variables(model).values() if str(value).startswith(("<", "["))]
-    found = _MARKERS.findall(source(model))
-    return sorted({*found, *family.stops, *family.markers, *thoughts, *roles, *values})
+    markers = _MARKERS.findall(source(model))
+    return sorted({*markers, *family.stops, *family.markers, *thoughts, *roles, *values})
 
 
 def message(values: Mapping[str, Any]) -> Message:

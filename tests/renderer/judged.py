@@ -82,7 +82,7 @@ def _fitting(
     )
     return Message(
         role="assistant",
-        content=message.content if model.said_with_calls else "",
+        content=message.content if model.content_with_calls else "",
         tool_calls=calls,
         reasoning=message.reasoning,
     )
@@ -181,35 +181,35 @@ def _judge_bridge(
 ) -> None:
     before = official(renderer, messages[:index], tools, prompt=True)
     after = official(renderer, messages[: index + 1], tools, prompt=False)
-    wanted = official(renderer, [*messages[: index + 1], *new], tools, prompt=True)
+    expected = official(renderer, [*messages[: index + 1], *new], tools, prompt=True)
     end, tail = renderer.tail(new)
-    said = after[len(before) :] if after.startswith(before) else None
-    if said is not None and not renderer.family.next_role_stops:
-        last = renderer.last_end(said)
-        said = said[:last] if last else said + end
-    elif said is not None:
-        said = said.removesuffix("\n")
-    exact = said is not None and before + said + bare(tail) == wanted
-    tally.tails_right += wanted.endswith(bare(tail))
+    sampled_text = after[len(before) :] if after.startswith(before) else None
+    if sampled_text is not None and not renderer.family.next_role_stops:
+        last = renderer.last_end(sampled_text)
+        sampled_text = sampled_text[:last] if last else sampled_text + end
+    elif sampled_text is not None:
+        sampled_text = sampled_text.removesuffix("\n")
+    exact = sampled_text is not None and before + sampled_text + bare(tail) == expected
+    tally.tails_right += expected.endswith(bare(tail))
     if new[0].role == "tool":
         tally.results += 1
         tally.results_exact += exact
     else:
         tally.users += 1
         tally.users_exact += exact
-    if exact and said is not None:
-        _judge_ids(renderer, before, said, new, wanted, tally)
+    if exact and sampled_text is not None:
+        _judge_ids(renderer, before, sampled_text, new, expected, tally)
 
 
 def _judge_ids(
     renderer: TemplateRenderer,
     before: str,
-    said: str,
+    sampled_text: str,
     new: list[Message],
-    wanted: str,
+    expected: str,
     tally: Tally,
 ) -> None:
-    prompt, sampled = renderer.encode(before), renderer.encode(said)
+    prompt, sampled = renderer.encode(before), renderer.encode(sampled_text)
     if renderer.family.next_role_stops:
         sampled = np.append(sampled, renderer.tokenizer.specials[renderer.tail(new)[0]])
         sampled = sampled.astype(np.int32)
@@ -218,27 +218,27 @@ def _judge_ids(
     np.testing.assert_array_equal(grown[len(prompt) : len(prompt) + len(sampled)], sampled)
     # A turn that begins with a blank is merged with the prompt's last newline when all is encoded
     # at once; sampled ids never are.
-    tally.ids_differ += not said[:1].isspace() and not _same(renderer, grown, wanted)
+    tally.ids_differ += not sampled_text[:1].isspace() and not _same(renderer, grown, expected)
 
 
 def _judge_call(
     renderer: TemplateRenderer,
-    said: Message,
+    message: Message,
     tools: tuple[ToolSpec, ...],
     tally: Tally,
 ) -> None:
-    if not said.tool_calls or not renderer.family.shows_calls:
+    if not message.tool_calls or not renderer.family.shows_calls:
         return
-    found = renderer.parse(renderer.completion(said), None, tools).tool_calls
-    tally.calls += len(said.tool_calls)
-    if len(found) == len(said.tool_calls):
-        tally.calls_equal += sum(map(_equal, found, said.tool_calls))
+    parsed_calls = renderer.parse(renderer.completion(message), None, tools).tool_calls
+    tally.calls += len(message.tool_calls)
+    if len(parsed_calls) == len(message.tool_calls):
+        tally.calls_equal += sum(map(_equal, parsed_calls, message.tool_calls))
 
 
-def _equal(found: ToolCall, written: ToolCall) -> bool:
+def _equal(parsed: ToolCall, written: ToolCall) -> bool:
     """Vocabularies of Qwen keep text in normal form C."""
-    same = _composed(found.arguments) == _composed(written.arguments)
-    return found.name == written.name and same and not found.error
+    same = _composed(parsed.arguments) == _composed(written.arguments)
+    return parsed.name == written.name and same and not parsed.error
 
 
 def _composed(arguments: Json) -> Json:

@@ -196,10 +196,10 @@ class _FewSpecials(ByteTokenizer):
 
 
 @given(st.lists(calls, max_size=3))
-def test_tags_without_specials_are_read_as_text(wanted: list[ToolCall]) -> None:
+def test_tags_without_specials_are_read_as_text(expected_calls: list[ToolCall]) -> None:
     renderer = ChatMLRenderer(_FewSpecials())
-    message = Message(role="assistant", content="Well.", tool_calls=tuple(wanted))
-    spelled = any("tool_call>" in str(call) or "think>" in str(call) for call in wanted)
+    message = Message(role="assistant", content="Well.", tool_calls=tuple(expected_calls))
+    spelled = any("tool_call>" in str(call) or "think>" in str(call) for call in expected_calls)
     assert spelled or without_texts(renderer.parse(renderer.completion(message))) == message
     assert renderer.stop_token_ids == (END,)
 
@@ -215,7 +215,7 @@ class _CompactTokenizer(ByteTokenizer):
     compact_tools = True
 
 
-def test_a_tokenizer_that_asks_for_it_gets_its_tools_on_one_line() -> None:
+def test_a_tokenizer_may_require_its_tools_on_a_single_line() -> None:
     tokenizer = _CompactTokenizer()
     tools = (
         ToolSpec(

@@ -14,7 +14,7 @@ from tests.renderer.small import TEMPLATE, write_model
 DAY_S = 86400.0
 
 
-async def test_what_is_found_comes_back(tmp_path: Path) -> None:
+async def test_the_properties_of_a_template_are_returned(tmp_path: Path) -> None:
     spec = RendererSpec(model=str(write_model(tmp_path)), variables={"enable_thinking": False})
     facts = await check(spec)
     assert facts["family"] == "hermes"
@@ -22,7 +22,7 @@ async def test_what_is_found_comes_back(tmp_path: Path) -> None:
     assert (await check(RendererSpec(model="bytes")))["renderer"] == "ChatMLRenderer"
 
 
-async def test_a_refusal_is_one_error(tmp_path: Path) -> None:
+async def test_a_refusal_is_a_single_error(tmp_path: Path) -> None:
     spec = RendererSpec(model=str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="unknown tokenizer"):
         await check(spec)

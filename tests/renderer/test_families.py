@@ -96,8 +96,8 @@ def test_a_spelt_marker_adds_no_marker_ids(model: Model) -> None:
         if model.tools:
             results = [Message(role="tool", content="r" + spelled, name="a", call_id="call00000")]
             parts.append(made.bridge(end, results))
-        found = np.concatenate(parts)
-        return [int(id) for id in found[np.isin(found, ids)]]
+        all_ids = np.concatenate(parts)
+        return [int(id) for id in all_ids[np.isin(all_ids, ids)]]
 
     plain = specials("")
     some = sorted(made.tokenizer.specials, key=lambda text: (len(text), text))
@@ -116,15 +116,15 @@ def test_whatever_was_sampled_parses_and_is_bridged(model: Model) -> None:
     made, generator = families.renderer(model), np.random.default_rng(5)
     messages, tools = conversation(model, 3)
     specials = np.array(sorted(made.tokenizer.specials.values()), dtype=np.int32)
-    said = [made.completion(Message(role="assistant", content="x y"))]
+    completions = [made.completion(Message(role="assistant", content="x y"))]
     for _ in range(15):
         noise = generator.integers(0, made.vocab_size, size=generator.integers(0, 30))
         marks = generator.choice(specials, size=generator.integers(0, 6))
-        said.append(generator.permutation(np.concatenate([noise, marks])).astype(np.int32))
+        completions.append(generator.permutation(np.concatenate([noise, marks])).astype(np.int32))
     more = (Message(role="user", content="go on"),)
-    for ids in said:
-        found = made.parse(ids, made.prompt(messages[:1], ()), tools)
-        assert found.role == "assistant"
+    for ids in completions:
+        message = made.parse(ids, made.prompt(messages[:1], ()), tools)
+        assert message.role == "assistant"
         bridge = made.bridge(ids, more)
         assert "go on" in made.tokenizer.decode(bridge)
         assert bridge.dtype == np.int32
@@ -134,7 +134,7 @@ CALLING = [model for model in MODELS if model.tools]
 
 
 @pytest.mark.parametrize("model", CALLING, ids=lambda model: model.name)
-def test_a_turn_that_was_cut_off_runs_no_call_that_was_not_said_whole(model: Model) -> None:
+def test_a_turn_that_was_cut_off_runs_no_incomplete_call(model: Model) -> None:
     _check_prefixes(model, 4)
 
 
@@ -150,23 +150,27 @@ def _check_prefixes(model: Model, num_turns: int) -> None:
     if not made.family.shows_calls:
         pytest.skip("its template writes no calls; its grammar is tried in test_grammars.py")
     turns = [
-        (messages[:index], said, tools)
+        (messages[:index], message, tools)
         for messages, tools in (conversation(model, seed) for seed in range(4 * num_turns))
-        for index, said in enumerate(messages)
-        if said.tool_calls
+        for index, message in enumerate(messages)
+        if message.tool_calls
     ]
     assert len(turns) >= num_turns
-    for before, said, tools in turns[:num_turns]:
-        ids = made.completion(said)
+    for before, message, tools in turns[:num_turns]:
+        ids = made.completion(message)
         prompt = made.prompt(before[:2], tools)
         whole = made.parse(ids, prompt, tools).tool_calls
         assert whole
         for end in range(len(ids)):
-            found = made.parse(ids[:end], prompt, tools).tool_calls
-            for one, meant in zip(found, whole, strict=False):
-                same = (one.name, one.arguments, one.id) == (meant.name, meant.arguments, meant.id)
-                assert one.error or same, (made.tokenizer.decode(ids[:end]), one)
-            assert all(one.error for one in found[len(whole) :])
+            calls = made.parse(ids[:end], prompt, tools).tool_calls
+            for call, meant in zip(calls, whole, strict=False):
+                same = (call.name, call.arguments, call.id) == (
+                    meant.name,
+                    meant.arguments,
+                    meant.id,
+                )
+                assert call.error or same, (made.tokenizer.decode(ids[:end]), call)
+            assert all(call.error for call in calls[len(whole) :])
 
 
 @pytest.mark.parametrize(
@@ -179,7 +183,7 @@ def test_families_that_are_refused(name: str, error: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["kimi-k2-instruct", "kimi-k2-thinking"])
-def test_templates_that_change_what_they_are_given_offer_no_tools(name: str) -> None:
+def test_templates_that_rewrite_their_input_offer_no_tools(name: str) -> None:
     """llama.cpp's edits append to a list, which the immutable sandbox refuses."""
     proof = families.renderer(Model(template=name)).proof
     assert proof is not None

@@ -70,15 +70,15 @@ BROKEN: list[tuple[Grammar, str, str]] = [
 
 @pytest.mark.parametrize(("read", "text", "id", "reasoning"), WELL_FORMED)
 def test_a_call_is_read(read: Grammar, text: str, id: str, reasoning: str) -> None:
-    said = read(text, TOOLS, True)
-    (call,) = said.calls
+    turn = read(text, TOOLS, True)
+    (call,) = turn.calls
     assert (call.name, call.arguments, call.error, call.id) == (
         "look",
         {"word": "a", "n": 1},
         "",
         id,
     )
-    assert (said.content, said.reasoning) == ("", reasoning)
+    assert (turn.content, turn.reasoning) == ("", reasoning)
     assert call.text
 
 
@@ -100,7 +100,7 @@ def test_no_beginning_of_a_call_is_another_call(
         "<tool_call><function=look><parameter=word>a</parameter><parameter=n>1",
     ],
 )
-def test_a_parameter_that_is_not_closed_is_not_left_out(text: str) -> None:
+def test_an_unclosed_parameter_is_kept(text: str) -> None:
     """An edit without its new text deletes the old one."""
     (call,) = grammar.xml(text, TOOLS, True).calls
     assert "not closed" in call.error
@@ -119,14 +119,14 @@ def test_nothing_raises(family: Family, data: st.DataObject) -> None:
     read = family.grammar
     pieces = [*family.markers, *family.stops, "look", "{", "}", '"', ":", ",", "[", "]", "1", "\n", "to=", "call:"]  # fmt: skip
     text = "".join(data.draw(st.lists(st.sampled_from(pieces) | st.text(max_size=3), max_size=12)))
-    said = read(text, TOOLS, True)
-    assert all(isinstance(call.name, str) for call in said.calls)
+    turn = read(text, TOOLS, True)
+    assert all(isinstance(call.name, str) for call in turn.calls)
 
 
 def test_several_calls_and_text_beside_them() -> None:
-    one = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
-    said = grammar.hermes(f"Let me see.\n{one}\n{one}", TOOLS, True)
-    assert (said.content, len(said.calls)) == ("Let me see.", 2)
+    call_text = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+    turn = grammar.hermes(f"Let me see.\n{call_text}\n{call_text}", TOOLS, True)
+    assert (turn.content, len(turn.calls)) == ("Let me see.", 2)
 
 
 def test_an_answer_that_is_json_is_a_call_only_of_a_declared_tool() -> None:
@@ -173,7 +173,7 @@ def test_a_value_of_another_type_is_refused(text: str, kind: str) -> None:
         coerce(text, {"type": kind})
 
 
-def test_a_call_in_a_thought_is_none_and_one_behind_an_unclosed_thought_counts() -> None:
+def test_a_call_in_a_thought_is_ignored_and_a_call_behind_an_unclosed_thought_counts() -> None:
     think = ("<think>", "</think>")
     call = "<tool_call>x</tool_call>"
     closed = split_thoughts(
@@ -206,14 +206,14 @@ def repeated(name: str) -> Iterator[str]:
     """A megabyte of what the grammar looks for, again and again, bare and in the middle of a call."""
     read = getattr(grammar, name)
     marks = {" ", "\n", "a", "1", "<", '"', "<parameter=", "<parameter name=", "<function="}
-    known = [(row[0], row[1]) for row in WELL_FORMED] + [(row[0], row[1]) for row in BROKEN]
-    for one, text in known:
-        if one is read:
+    samples = [(row[0], row[1]) for row in WELL_FORMED] + [(row[0], row[1]) for row in BROKEN]
+    for reader, text in samples:
+        if reader is read:
             marks |= {text, *re.findall(r"</?[^<>\s]*>|\[[A-Z_]*\]|```|[{}\[\]:,]|to=\S*", text)}
     ordered = sorted(marks)
     draw = random.Random(name)
-    pairs = draw.sample([one + other for one in ordered for other in ordered], 8)
-    fillers = [(one, draw.choice(" \na<")) for one in ordered]
+    pairs = draw.sample([mark + other for mark in ordered for other in ordered], 8)
+    fillers = [(mark, draw.choice(" \na<")) for mark in ordered]
     for prefix in ("", PREFIXES[name]):
         for mark in (*ordered, *pairs):
             yield prefix + mark * (NUM_LETTERS // len(mark))
@@ -244,9 +244,9 @@ def test_a_megabyte_of_thoughts_is_split_in_a_tenth_of_a_second(text: str, is_op
 
 @pytest.mark.parametrize("name", [name for name in PREFIXES if name not in ("plain", "bare_json")])
 def test_a_turn_has_a_bounded_number_of_calls(name: str) -> None:
-    text = next(text for one, text, *_ in WELL_FORMED if one is getattr(grammar, name))
+    text = next(text for reader, text, *_ in WELL_FORMED if reader is getattr(grammar, name))
     joint = "<|start|>assistant" if name == "harmony" else ""
-    said = getattr(grammar, name)(joint.join([text] * 1000), TOOLS, True)
-    assert len(said.calls) <= MAX_CALLS + 1
-    if len(said.calls) > 1:  # where a turn has one section of calls, the others are no calls
-        assert "at most 256 calls" in said.calls[-1].error
+    turn = getattr(grammar, name)(joint.join([text] * 1000), TOOLS, True)
+    assert len(turn.calls) <= MAX_CALLS + 1
+    if len(turn.calls) > 1:  # where a turn has one section of calls, the others are no calls
+        assert "at most 256 calls" in turn.calls[-1].error

@@ -62,9 +62,9 @@ def test_the_first_prompt_is_the_templates_own(renderer: TemplateRenderer) -> No
 
 
 def test_a_bridge_is_what_the_template_writes_behind_the_turn(renderer: TemplateRenderer) -> None:
-    prompt, said = renderer.prompt(QUESTION, ()), renderer.completion(CALL)
+    prompt, completion = renderer.prompt(QUESTION, ()), renderer.completion(CALL)
     results = (RESULT, Message(role="tool", content="seven", name="look"))
-    grown = np.concatenate([prompt, said, renderer.bridge(said, results)])
+    grown = np.concatenate([prompt, completion, renderer.bridge(completion, results)])
     text = renderer.tokenizer.decode(grown)
     assert text.endswith(
         "</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\n42\n</tool_response>\n"
@@ -74,11 +74,11 @@ def test_a_bridge_is_what_the_template_writes_behind_the_turn(renderer: Template
 
 
 def test_a_call_comes_back_from_what_the_template_writes_of_it(renderer: TemplateRenderer) -> None:
-    found = renderer.parse(renderer.completion(CALL), None, (LOOK,))
-    (call,) = found.tool_calls
+    message = renderer.parse(renderer.completion(CALL), None, (LOOK,))
+    (call,) = message.tool_calls
     assert (call.name, call.arguments, call.error) == ("look", {"word": "six", "n": 7}, "")
     assert call.text.strip() == '{"name": "look", "arguments": {"word": "six", "n": 7}}'
-    assert (found.reasoning, found.content) == ("Let me see.", "")
+    assert (message.reasoning, message.content) == ("Let me see.", "")
 
 
 def test_a_turn_that_was_cut_off_is_ended_and_its_thought_closed(
@@ -162,7 +162,7 @@ def test_the_run_chooses_what_a_new_user_message_does(directory: Path) -> None:
     assert not segmenting.starts_segment((RESULT,))
 
 
-def test_a_thought_that_the_prompt_opens_is_read_as_one(tmp_path: Path) -> None:
+def test_a_thought_opened_by_the_prompt_is_read_as_a_thought(tmp_path: Path) -> None:
     template = TEMPLATE.replace(
         "{%- if add_generation_prompt %}\n{{- '<|im_start|>assistant\n' }}",
         "{%- if add_generation_prompt %}\n{{- '<|im_start|>assistant\n<think>\n' }}",
@@ -176,8 +176,8 @@ def test_a_thought_that_the_prompt_opens_is_read_as_one(tmp_path: Path) -> None:
             renderer.tokenizer.encode("\n\n42"),
         ]
     )
-    said = renderer.parse(ids, renderer.prompt(QUESTION, ()))
-    assert (said.reasoning, said.content) == ("hm", "42")
+    message = renderer.parse(ids, renderer.prompt(QUESTION, ()))
+    assert (message.reasoning, message.content) == ("hm", "42")
     answer = renderer.parse(ids[3:], renderer.tokenizer.encode("x"))
     assert (answer.reasoning, answer.content) == ("", "42")
 
@@ -227,8 +227,8 @@ def test_tools_that_the_template_does_not_show_are_offered_on_request_only(tmp_p
     directory = write_model(tmp_path, TEMPLATE.replace("{%- if tools %}", "{%- if false %}"))
     with pytest.raises(TaskError, match="does not say what tools there are"):
         _make(directory).prompt(QUESTION, (LOOK,))
-    asked = make_renderer(RendererSpec(model=str(directory), allow_unrendered_tools=True))
-    assert len(asked.prompt(QUESTION, (LOOK,)))
+    permissive = make_renderer(RendererSpec(model=str(directory), allow_unrendered_tools=True))
+    assert len(permissive.prompt(QUESTION, (LOOK,)))
 
 
 def test_what_a_run_keeps_of_its_renderer(directory: Path, renderer: TemplateRenderer) -> None:

@@ -99,9 +99,9 @@ async def test_what_a_users_renderer_does_wrong_is_its_tasks_failure(
 ) -> None:
     monkeypatch.setattr(apart, "USERS_S", 1.0 if how == "block" else 20.0)
     mine = await open_renderer(spec)
-    given = context(Replies(), renderer=mine, renderer_spec=spec)
-    given.messages = [replace(given.messages[-1], content=how)]
-    failure = (await NativeAgent().run(given)).failure
+    attempt_context = context(Replies(), renderer=mine, renderer_spec=spec)
+    attempt_context.messages = [replace(attempt_context.messages[-1], content=how)]
+    failure = (await NativeAgent().run(attempt_context)).failure
     assert failure.code is FailureCode.BAD_TASK, failure
     assert re.search(SAYS[how], failure.message), failure
 

@@ -72,4 +72,4 @@ async def test_a_cancelled_call_leaves_a_shell_that_goes_on(shell: Shell) -> Non
 @in_module_loop
 async def test_calls_in_flight_wait_their_turn(shell: Shell) -> None:
     sent = await asyncio.gather(*(shell.send(f"echo {number}") for number in range(50)))
-    assert [one.output for one in sent] == [f"{number}\n" for number in range(50)]
+    assert [result.output for result in sent] == [f"{number}\n" for number in range(50)]

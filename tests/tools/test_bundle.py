@@ -25,10 +25,10 @@ OLDEST = (3, 8)
 def members(data: bytes) -> dict[str, object]:
     """What is packed; code as it is loaded, for its bytes depend on what else is in memory."""
     with zipfile.ZipFile(io.BytesIO(data)) as packed:
-        found = {name: packed.read(name) for name in packed.namelist()}
+        content_by_name = {name: packed.read(name) for name in packed.namelist()}
     return {
         name: marshal.loads(content[16:]) if name.endswith(".pyc") else content
-        for name, content in found.items()
+        for name, content in content_by_name.items()
     }
 
 
@@ -68,7 +68,7 @@ def test_the_server_imports_nothing_dear(tmp_path: Path) -> None:
         " prorl.tools.server.main; from prorl.tools.server.terminal import load; load();"
         " print(*sys.modules)"
     )
-    found = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
     )
     dear = {
@@ -84,7 +84,7 @@ def test_the_server_imports_nothing_dear(tmp_path: Path) -> None:
         "tempfile",
         "typing",
     }
-    loaded = set(found.stdout.split())
+    loaded = set(completed.stdout.split())
     assert "ptyprocess" in loaded
     assert not dear & loaded
 
@@ -98,8 +98,8 @@ def pythons() -> list[str]:
         for path in Path(sys.base_prefix).parent.glob("3.*/bin/python3.*")
         if path.suffix[1:].isdigit()
     )
-    known = {str(path) for path in beside if (3, int(path.suffix[1:])) >= OLDEST}
-    return sorted({sys.executable, *known, *filter(None, [shutil.which("/usr/bin/python3")])})
+    supported = {str(path) for path in beside if (3, int(path.suffix[1:])) >= OLDEST}
+    return sorted({sys.executable, *supported, *filter(None, [shutil.which("/usr/bin/python3")])})
 
 
 @pytest.mark.parametrize("python", pythons(), ids=lambda path: "-".join(Path(path).parts[-3:]))

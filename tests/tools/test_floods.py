@@ -63,15 +63,15 @@ for size in [1 << 20] * {num_bytes >> 20} + [{num_bytes % (1 << 20)}]:
     return {"code": code}
 
 
-def shown(content: str, num_bytes: int) -> str:
+def expected_output(content: str, num_bytes: int) -> str:
     """What of it the policy is shown."""
     pattern, half = PATTERNS[content], OUTPUT_BYTES // 2
     head = (pattern * (half // len(pattern) + 1))[:half]
     last = num_bytes % (1 << 20)
     assert last >= half
     tail = (pattern * (last // len(pattern) + 1))[last - half : last]
-    left_out = b"\n[... %d bytes left out ...]\n" % (num_bytes - 2 * half)
-    return (head + left_out + tail).decode("utf-8", "replace")
+    omission = b"\n[... %d bytes left out ...]\n" % (num_bytes - 2 * half)
+    return (head + omission + tail).decode("utf-8", "replace")
 
 
 async def peaks(sandbox: ConnectedSandbox) -> dict[str, int]:
@@ -110,7 +110,7 @@ async def test_a_flood_is_cut_where_it_is_printed(
     assert own_growth < GROWTH_BYTES
     assert took_s < CPU_S
     assert max(growth.values()) < GROWTH_BYTES
-    is_right = done.output == shown(content, num_bytes)
+    is_right = done.output == expected_output(content, num_bytes)
     assert is_right, (done.output[:100], done.output[-100:])
 
 
@@ -123,7 +123,7 @@ class Prints(BaseEnv):
 
 @pytest.mark.parametrize(("max_tokens", "code"), [(500_000, ""), (16_384, "max_tokens")])
 @pytest.mark.parametrize("content", ["binary", "ANSI"])
-async def test_the_policy_is_shown_what_was_kept_where_its_context_holds_it(
+async def test_the_policy_gets_all_output_that_was_kept_where_its_context_has_room(
     content: str, max_tokens: int, code: str
 ) -> None:
     command = printing("bash", content, 5_000_000)
@@ -132,7 +132,7 @@ async def test_the_policy_is_shown_what_was_kept_where_its_context_holds_it(
     task = Task(task_id="prints/1", env="prints", prompt="Print.")
     played = await play(Prints(), task, replies, boxes=isolated("pyns"), limits=limits)
     (output,) = played.outputs
-    assert output.startswith(shown(content, 5_000_000))
+    assert output.startswith(expected_output(content, 5_000_000))
     assert output.endswith("[output truncated]")
     assert played.trajectory.failure.code == code, played.trajectory.failure.message
     if code:

@@ -38,12 +38,12 @@ def test_the_server_reads_what_the_host_writes_in_any_pieces(
 ) -> None:
     data = b"".join(wire.encode(header, body) for header, body in messages)
     buffer = frames.FrameBuffer()
-    found = []
+    frames_read = []
     for start in range(0, len(data), step):
         buffer.feed(data[start : start + step])
         while (frame := buffer.next()) is not None:
-            found.append((frame.header, frame.body))
-    assert found == messages
+            frames_read.append((frame.header, frame.body))
+    assert frames_read == messages
 
 
 def test_both_refuse_a_frame_over_the_limit() -> None:

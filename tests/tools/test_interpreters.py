@@ -44,7 +44,7 @@ async def run(request: pytest.FixtureRequest, sandbox: ConnectedSandbox) -> Inte
     return Interpreter(tool, sandbox)
 
 
-async def test_the_last_expression_is_shown(run: Interpreter) -> None:
+async def test_the_last_expression_is_printed(run: Interpreter) -> None:
     done = await run("x = 20\nx + 1")
     assert (done.exit_code, done.output.removeprefix("Out[1]: ")) == (0, "21\n")
     assert (await run("x = 3")).output == ""
@@ -60,7 +60,7 @@ async def test_printed_output_of_both_streams_and_of_programs(run: Interpreter) 
     assert done.output.split() == ["a", "b", "c", "d"]
 
 
-async def test_what_programs_print_is_shown_once(run: Interpreter) -> None:
+async def test_output_of_programs_is_printed_once(run: Interpreter) -> None:
     cells = [f"import os; _ = os.system('echo hi{number}')" for number in range(20)]
     outputs = [(await run(code)).output for code in [*cells, "import time; time.sleep(0.3)"]]
     assert "".join(outputs) == "".join(f"hi{number}\n" for number in range(20))
@@ -155,7 +155,7 @@ async def test_output_and_displays_keep_their_order(run: Interpreter) -> None:
         "raise SystemExit(-(10**30))",
     ],
 )
-async def test_answers_that_nobody_asked_for(run: Interpreter, code: str) -> None:
+async def test_unrequested_answers_do_not_answer_later_calls(run: Interpreter, code: str) -> None:
     """The agent's code has the descriptor that its results go by; a process that it forks, too."""
     if run.tool == "jupyter":
         pytest.skip("its cells run in a kernel, which has no such descriptor")

@@ -19,10 +19,11 @@ def test_head_and_tail_stay_and_the_rest_is_counted(chunks: list[bytes], limit: 
         assert out.value() == everything
         assert not out.truncated
     else:
-        left_out = len(everything) - 2 * half
+        num_omitted = len(everything) - 2 * half
         tail = everything[-half:] if half else b""
         assert (
-            out.value() == everything[:half] + b"\n[... %d bytes left out ...]\n" % left_out + tail
+            out.value()
+            == everything[:half] + b"\n[... %d bytes left out ...]\n" % num_omitted + tail
         )
         assert out.truncated
 

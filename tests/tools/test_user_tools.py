@@ -158,7 +158,7 @@ def _task(*tools: Json) -> Task:
 
 
 @pytest.mark.usefixtures("package")
-def test_the_schema_is_rendered_to_the_policy_and_the_sandbox_is_asked_for_the_tool() -> None:
+def test_the_schema_is_rendered_to_the_policy_and_the_sandbox_calls_the_tool() -> None:
     env, task = MathEnv(), _task("weather")
     env.check(task)
     tokenizer = ByteTokenizer()
