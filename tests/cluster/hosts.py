@@ -97,10 +97,10 @@ class Hosts:
 
     def pids(self) -> list[int]:
         """Processes that live on the hosts."""
-        found: list[int] = []
+        pids: list[int] = []
         for host in range(1, self.num + 1):
-            found += map(int, ip("netns", "pids", self.of(host)).split())
-        return found
+            pids += map(int, ip("netns", "pids", self.of(host)).split())
+        return pids
 
     def down(self) -> None:
         """End what still runs on them, remove them."""

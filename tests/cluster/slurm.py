@@ -117,8 +117,8 @@ class Slurm:
 
     def jobs(self, name: str, states: str = "RUNNING") -> dict[str, str]:
         """Jobs of a name that are in such a state: id to node."""
-        found = self.ask("squeue", "-h", "-n", name, "-t", states, "-o", "%i %N")
-        lines = (line.partition(" ") for line in found.splitlines())
+        listing = self.ask("squeue", "-h", "-n", name, "-t", states, "-o", "%i %N")
+        lines = (line.partition(" ") for line in listing.splitlines())
         return {job: node for job, _, node in lines}
 
     def submit(self, *argv: str) -> str:
@@ -155,15 +155,15 @@ class Slurm:
     def strays(self) -> list[int]:
         """Processes of its jobs, and keepers of its steps, that are still there."""
         conf = f"SLURM_CONF={self.path}/slurm.conf".encode()
-        found = []
+        pids = []
         for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
             with contextlib.suppress(OSError):
                 env = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                 in_job = any(word.startswith(b"SLURM_JOB_ID=") for word in env)
                 keeps = Path(f"/proc/{pid}/comm").read_text().startswith("slurmstepd")
                 if (in_job and conf in env) or (keeps and self._logs_here(pid)):
-                    found.append(pid)
-        return found
+                    pids.append(pid)
+        return pids
 
     def _logs_here(self, pid: int) -> bool:
         fds = Path(f"/proc/{pid}/fd")

@@ -47,7 +47,7 @@ def test_a_short_cut_costs_no_attempt(tmp_path: Path, away_s: float) -> None:
         assert w.charges()[0] <= CUTS * SLOTS
 
 
-def test_a_long_cut_costs_one_attempt_each(tmp_path: Path) -> None:
+def test_a_long_cut_costs_a_single_attempt_each(tmp_path: Path) -> None:
     """The late rows of the node that comes back are refused, and nothing is stored twice."""
     with world(tmp_path) as w:
         begun(w)
@@ -62,7 +62,7 @@ def test_a_long_cut_costs_one_attempt_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("who", ["the node", "the gateway"])
-def test_one_that_hears_nothing_and_is_heard(tmp_path: Path, who: str) -> None:
+def test_packets_lost_in_a_single_direction_cost_nothing(tmp_path: Path, who: str) -> None:
     deaf, other = (2, 1) if who == "the node" else (1, 2)
     with world(tmp_path) as w:
         begun(w)
@@ -117,7 +117,7 @@ def test_leases_of_a_dead_host_are_out_again(tmp_path: Path) -> None:
         w.finish()
 
 
-def test_a_node_leaves_whose_gateway_has_just_been_cut_off(tmp_path: Path) -> None:
+def test_a_node_drains_though_its_gateway_has_just_been_cut_off(tmp_path: Path) -> None:
     """What it holds waits for a store that does not answer."""
     with world(tmp_path) as w:
         begun(w)

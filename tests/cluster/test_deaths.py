@@ -34,7 +34,7 @@ def test_a_killed_node_starts_again_under_its_name(tmp_path: Path) -> None:
         assert w.charges()[1:] == (0, 0)
 
 
-def test_two_nodes_of_one_name(tmp_path: Path) -> None:
+def test_two_nodes_of_the_same_name(tmp_path: Path) -> None:
     """A batch system may start a job again whose first life still runs: the newest counts."""
     with world(tmp_path, num_nodes=3) as w:
         begun(w)

@@ -53,8 +53,8 @@ class Site:
     def nodes(self) -> set[str]:
         """Names of nodes of which a RUN is registered."""
         with prorl.connect(self.service.root) as client:
-            found = client.status()["workers"]
-        return {worker["node"] for worker in found if worker["role"] == "run"}
+            workers = client.status()["workers"]
+        return {worker["node"] for worker in workers if worker["role"] == "run"}
 
     def work(self) -> None:
         """Open a run that works on every node."""
@@ -69,8 +69,8 @@ class Site:
     def busy(self) -> int:
         """How many RUNs have something in hand."""
         with prorl.connect(self.service.root) as client:
-            found = client.status()["workers"]
-        return sum(worker["held"] > 0 for worker in found if worker["role"] == "run")
+            workers = client.status()["workers"]
+        return sum(worker["held"] > 0 for worker in workers if worker["role"] == "run")
 
     def close(self) -> None:
         """End the placer in order."""
@@ -175,7 +175,7 @@ def test_a_job_ends_at_its_time_and_another_goes_on(tmp_path: Path) -> None:
         s.place(1, "--walltime", "00:02:00", besides=1)
         s.work()
         s.service.wait_busy(lambda: len(s.nodes()) == 1, "its time is over", 180)
-        left_s = time.monotonic() - began
+        exit_s = time.monotonic() - began
         s.complete()
-        print(f"left {left_s:.0f} s after it was asked for; charges {s.service.charges()}")
+        print(f"left {exit_s:.0f} s after it was asked for; charges {s.service.charges()}")
         assert s.service.charges()[1:] == (0, 0)

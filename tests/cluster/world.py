@@ -143,7 +143,7 @@ def pools(*more: str) -> list[str]:
     """Words that give a service or node its pools, and more of its settings."""
     settings = [f"service.{stage}.slots={SLOTS}" for stage in ("init", "run", "eval")]
     settings += ["service.sandbox.kind=pyns", *more]
-    return [word for one in settings for word in ("--set", one)]
+    return [word for setting in settings for word in ("--set", setting)]
 
 
 def _start(on: Hosts, host: int, argv: list[str], log: Path) -> subprocess.Popen[bytes]:
@@ -167,9 +167,11 @@ def world(
         argv += ["--listen", f"{made.address(1)}:7700", *pools(*layout)]
         argv += ["--set", f'service.backends=["scripted:{policy}?delay_s={turn_s}"]']
         service = _start(made, 1, argv, tmp_path / "serve.log")
-        one = World(hosts=made, path=tmp_path, service=service)
-        join = one.root / "join" / "node.json"
-        wait_until(lambda: (one.root / "service.json").exists() and join.exists(), "the service")
+        cluster = World(hosts=made, path=tmp_path, service=service)
+        join = cluster.root / "join" / "node.json"
+        wait_until(
+            lambda: (cluster.root / "service.json").exists() and join.exists(), "the service"
+        )
         for host in range(2, 2 + num_nodes):
-            one.node(host)
-        yield one
+            cluster.node(host)
+        yield cluster

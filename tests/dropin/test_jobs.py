@@ -78,8 +78,8 @@ async def test_what_failed_by_us_is_nobodys_reward(name: str) -> None:
         if name == "nemo-gym":
             assert (reply.status, "the grader crashed" in await reply.text()) == (503, True)
         else:
-            said = await reply.json()
-            assert (said["filter"], said["error"]) == (True, "the grader crashed")
+            reply_body = await reply.json()
+            assert (reply_body["filter"], reply_body["error"]) == (True, "the grader crashed")
 
 
 @pytest.mark.parametrize("name", REQUESTS)

@@ -58,7 +58,7 @@ class Spoken(NamedTuple):
     def stored(self) -> list[StoredRun]:
         return [StoredRun(path.parent) for path in self.root.glob("*/manifest.json")]
 
-    async def asked_for(self) -> int:
+    async def num_requested(self) -> int:
         """Rollouts that the service was ever asked for."""
         with connect(self.root) as client:  # in a thread: the service is on this loop
             status = await asyncio.to_thread(client.status)
@@ -67,8 +67,8 @@ class Spoken(NamedTuple):
     def states(self) -> dict[str, int]:
         if not self.stored:
             return {}
-        found = rows(self.stored[0], "select status, count(*) as n from rollouts group by 1")
-        return {row["status"]: row["n"] for row in found}
+        counts = rows(self.stored[0], "select status, count(*) as n from rollouts group by 1")
+        return {row["status"]: row["n"] for row in counts}
 
 
 @asynccontextmanager
@@ -114,13 +114,19 @@ def sequences(stored: StoredRun) -> dict[int, Sequence]:
     """By rollout; each has one."""
     table = stored.read("sequences").combine_chunks()
     ids = table.column("rollout_id").to_pylist()
-    found = [one for part in table.to_struct_array().chunks for one in read_sequences(part)]
-    return dict(zip(ids, found, strict=True))
+    sequences_read = [
+        sequence for part in table.to_struct_array().chunks for sequence in read_sequences(part)
+    ]
+    return dict(zip(ids, sequences_read, strict=True))
 
 
-def of_ids(found: dict[int, Sequence], ids: list[int]) -> Sequence:
+def of_ids(sequences: dict[int, Sequence], ids: list[int]) -> Sequence:
     """The stored sequence that begins with these ids."""
-    return next(one for one in found.values() if one.token_ids_L[: len(ids)].tolist() == ids)
+    return next(
+        sequence
+        for sequence in sequences.values()
+        if sequence.token_ids_L[: len(ids)].tolist() == ids
+    )
 
 
 async def test_prorl_agent_at_seventy_workers(tmp_path: Path, sandbox_kind: str) -> None:
@@ -144,7 +150,7 @@ async def test_prorl_agent_at_seventy_workers(tmp_path: Path, sandbox_kind: str)
             }
             return await server.post("/process", body)
 
-        results = await asyncio.gather(*(process(*one) for one in enumerate(shop(WORKERS))))
+        results = await asyncio.gather(*(process(*message) for message in enumerate(shop(WORKERS))))
         assert (await server.get("/status"))["pending_jobs"] == 0
         await server.post("/cancel", {"job_id": "of nobody"})
         await server.post("/stop")
@@ -157,21 +163,23 @@ async def test_prorl_agent_at_seventy_workers(tmp_path: Path, sandbox_kind: str)
             assert result["success"]
             assert result["finish"]
             assert (result["resolved"], result["score"], result["error"]) == (True, 1.0, None)
-            said = result["messages"]
-            assert [one["role"] for one in said][-1] == "assistant"
-            assert {"tool", "user"} <= {one["role"] for one in said}
-            ids = [token for one in said for token in one["token_ids"]]
+            messages = result["messages"]
+            assert [message["role"] for message in messages][-1] == "assistant"
+            assert {"tool", "user"} <= {message["role"] for message in messages}
+            ids = [token for message in messages for token in message["token_ids"]]
             sequence = of_ids(kept, ids)
-            spoke = [one for one in said if one["role"] == "assistant"]
-            told = np.array([x for one in spoke for x in one["logprobs"]], np.float32)
-            assert np.array_equal(told, sequence.logprobs_C)
-            assert sum(len(one["token_ids"]) for one in spoke) == len(sequence.logprobs_C)
+            spoke = [message for message in messages if message["role"] == "assistant"]
+            reported_logprobs = np.array(
+                [x for message in spoke for x in message["logprobs"]], np.float32
+            )
+            assert np.array_equal(reported_logprobs, sequence.logprobs_C)
+            assert sum(len(message["token_ids"]) for message in spoke) == len(sequence.logprobs_C)
             before = 0
-            for one in said:
-                if one["role"] == "assistant":
-                    assert one["input_ids"] == ids[:before]
-                    assert one["content"] or one["tool_calls"]
-                before += len(one["token_ids"])
+            for message in messages:
+                if message["role"] == "assistant":
+                    assert message["input_ids"] == ids[:before]
+                    assert message["content"] or message["tool_calls"]
+                before += len(message["token_ids"])
         turns = rows(stored, "select distinct temperature from turns")
         assert [round(row["temperature"], 3) for row in turns] == [0.7]
 
@@ -184,10 +192,10 @@ async def test_prorl_agent_ends_what_nobody_waits_for(tmp_path: Path, sandbox_ki
             body = {"instance": shop(1)[0], "sampling_params": {}, "job_id": how}
             asking = asyncio.ensure_future(server.post("/process", body))
 
-            async def is_asked_for(number: int = number) -> bool:
-                return await server.asked_for() == number
+            async def is_requested(number: int = number) -> bool:
+                return await server.num_requested() == number
 
-            await until(is_asked_for, "it is asked for")
+            await until(is_requested, "it is asked for")
             if how == "closed":
                 asking.cancel()
             elif how == "cancelled":
@@ -210,16 +218,16 @@ async def test_prorl_agent_reserves_a_job_id_before_it_waits(
         body = {"instance": instance, "sampling_params": {}, "job_id": "same"}
         other = {**body, "instance": {**instance, "trajectory_id": 1}}
 
-        async def asked_for(number: int) -> None:
-            async def is_asked_for() -> bool:
-                return await server.asked_for() == number
+        async def until_requested(number: int) -> None:
+            async def is_requested() -> bool:
+                return await server.num_requested() == number
 
-            await until(is_asked_for, f"{number} are asked for")
+            await until(is_requested, f"{number} are asked for")
 
         same = [asyncio.ensure_future(server.post("/process", body)) for _ in range(3)]
-        await asked_for(1)
+        await until_requested(1)
         another = asyncio.ensure_future(server.post("/process", other))
-        await asked_for(2)
+        await until_requested(2)
         assert (await server.get("/status"))["pending_jobs"] == 2
         same[0].cancel()  # the two others still wait for the job
         await server.post("/cancel", {"job_id": "nobody's"})
@@ -229,7 +237,7 @@ async def test_prorl_agent_reserves_a_job_id_before_it_waits(
             assert (await answer).keys() == {"error"}
         await until(lambda: server.states() == {"cancelled": 2}, "both are cancelled")
         again = asyncio.ensure_future(server.post("/process", body))
-        await asked_for(3)
+        await until_requested(3)
         again.cancel()
         await until(lambda: server.states() == {"cancelled": 3}, "nobody waits for the third")
         assert (await server.get("/status"))["pending_jobs"] == 0
@@ -283,8 +291,8 @@ async def test_wrong_types_are_the_clients_mistake(tmp_path: Path, sandbox_kind:
                 {"sampling_params": {"max_model_len": 10**30}, "job_id": "a"},
                 {"job_id": 7},
             ):
-                said = await server.post("/process", {**good, **wrong}, status=422)
-                assert said["detail"], wrong
+                body = await server.post("/process", {**good, **wrong}, status=422)
+                assert body["detail"], wrong
             await server.post("/cancel", {"job_id": 7}, status=422)
             await server.post("/add_llm_server", {"address": 7}, status=422)
             assert (await server.get("/status"))["pending_jobs"] == 0
@@ -298,8 +306,8 @@ async def test_wrong_types_are_the_clients_mistake(tmp_path: Path, sandbox_kind:
                 {"agent": 7},
                 {"data": []},
             ):
-                said = await server.post("/run", {**good, **wrong}, status=422)
-                assert said["detail"], wrong
+                body = await server.post("/run", {**good, **wrong}, status=422)
+                assert body["detail"], wrong
             verified: Json
             for verified in (7, [7], [{}], [{"reward": "x"}], [{"reward": 1, TASK_INDEX: {}}]):
                 await server.post("/aggregate_metrics", {"verify_responses": verified}, status=422)
@@ -314,8 +322,8 @@ async def test_prorl_agent_knows_only_servers_that_are_there(
         await server.post("/start")
         body = {"instance": shop(1)[0], "sampling_params": {}}
         assert (await server.post("/process", body))["resolved"]
-        said = await server.post("/clear_llm_server")
-        assert said == {"status": "Cleared all LLM server addresses"}
+        reply_body = await server.post("/clear_llm_server")
+        assert reply_body == {"status": "Cleared all LLM server addresses"}
 
 
 async def test_nemo_gym_at_seventy_workers(tmp_path: Path, sandbox_kind: str) -> None:
@@ -323,12 +331,12 @@ async def test_nemo_gym_at_seventy_workers(tmp_path: Path, sandbox_kind: str) ->
     async with serving(tmp_path, sandbox_kind), spoken("nemo-gym", tmp_path) as server:
 
         async def run(index: int, row: dict[str, Json]) -> Json:
-            asked = {"input": [{"role": "user", "content": row["prompt"]}], "temperature": 0.9}
+            params = {"input": [{"role": "user", "content": row["prompt"]}], "temperature": 0.9}
             return await server.post(
-                "/run", {**row, "responses_create_params": asked, "_ng_task_index": index // 2}
+                "/run", {**row, "responses_create_params": params, "_ng_task_index": index // 2}
             )
 
-        done = await asyncio.gather(*(run(*one) for one in enumerate(shop(WORKERS))))
+        done = await asyncio.gather(*(run(*run_args) for run_args in enumerate(shop(WORKERS))))
         (stored,) = server.stored
         kept = sequences(stored)
         for index, row in enumerate(done):
@@ -341,14 +349,20 @@ async def test_nemo_gym_at_seventy_workers(tmp_path: Path, sandbox_kind: str) ->
                     assert len(item["generation_token_ids"]) == len(item["generation_log_probs"])
                     seen = item["prompt_token_ids"] + item["generation_token_ids"]
             assert len(seen) == len(of_ids(kept, seen).token_ids_L[: len(seen)])
-            calls = {one["call_id"] for one in items if one["type"] == "function_call"}
-            answers = {one["call_id"] for one in items if one["type"] == "function_call_output"}
+            calls = {
+                run_args["call_id"] for run_args in items if run_args["type"] == "function_call"
+            }
+            answers = {
+                run_args["call_id"]
+                for run_args in items
+                if run_args["type"] == "function_call_output"
+            }
             assert calls
             assert calls == answers
             assert items[-1]["content"][0]["text"]
-        said = await server.post("/aggregate_metrics", {"verify_responses": done})
-        assert said["agent_metrics"] == {"mean/reward": 1.0}
-        assert len(said["group_level_metrics"]) == WORKERS // 2
+        metrics = await server.post("/aggregate_metrics", {"verify_responses": done})
+        assert metrics["agent_metrics"] == {"mean/reward": 1.0}
+        assert len(metrics["group_level_metrics"]) == WORKERS // 2
 
 
 async def test_what_failed_by_us_is_nobodys_reward(tmp_path: Path, sandbox_kind: str) -> None:
@@ -357,9 +371,9 @@ async def test_what_failed_by_us_is_nobodys_reward(tmp_path: Path, sandbox_kind:
     row = shop(1)[0]
     async with serving(tmp_path, sandbox_kind, broken):
         async with spoken("nemo-gym", tmp_path) as server:
-            asked = {"input": row["prompt"]}
-            said = await server.post("/run", {**row, "responses_create_params": asked}, status=503)
-            assert said["detail"]
+            params = {"input": row["prompt"]}
+            body = await server.post("/run", {**row, "responses_create_params": params}, status=503)
+            assert body["detail"]
         async with spoken("prorl-agent", tmp_path) as server:
             await server.post("/start")
             result = await server.post("/process", {"instance": row, "sampling_params": {}})

@@ -39,7 +39,7 @@ def rows(stored: StoredRun, sql: str) -> list[dict[str, Json]]:
     return list(stored.sql(sql).to_pylist())
 
 
-def check_nothing_left(root: Path, before: set[int], *, killed: bool = False) -> None:
+def check_no_leftovers(root: Path, before: set[int], *, killed: bool = False) -> None:
     """No process of ours, no socket folder, no sandbox folder, no published address.
 
     Also no temporary file, unless the store was `killed` at the end: the next one on the root
@@ -47,12 +47,12 @@ def check_nothing_left(root: Path, before: set[int], *, killed: bool = False) ->
     """
     assert set(descendants(os.getpid())) <= before
     prefix = box_dir(root).name.removesuffix("box")
-    left = [
+    leftovers = [
         path
         for parent in {tempfile.gettempdir(), "/tmp"}
         for path in Path(parent).glob(f"{prefix}*")
     ]
-    assert not left
+    assert not leftovers
     assert not (root / "service.json").exists()
     ours = {path.name for path in root.iterdir() if not (path / "manifest.json").exists()}
     ours = {name for name in ours if not name.startswith(".")}  # as no run's does

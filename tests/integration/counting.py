@@ -16,7 +16,7 @@ STEP = (
 """Appends, counts in a variable of the shell, starts and kills a process of its own."""
 
 
-def said(turn: int) -> str:
+def turn_text(turn: int) -> str:
     """What a step says when it and each before it ran once, in one shell."""
     return f"n={turn + 1} lines={turn + 1} kills={turn + 1}"
 

@@ -24,8 +24,8 @@ T = TypeVar("T")
 
 def settings(root: Path, kind: str, *backends: str, **more: Json) -> ServiceConfig:
     """A service on a root with sandboxes of a kind."""
-    given = {"root": root, "backends": backends, "sandbox": {"kind": kind}, **more}
-    return ServiceConfig.model_validate(given)
+    fields = {"root": root, "backends": backends, "sandbox": {"kind": kind}, **more}
+    return ServiceConfig.model_validate(fields)
 
 
 def slots(count: int) -> dict[str, Json]:

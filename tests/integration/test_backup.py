@@ -43,10 +43,10 @@ async def test_a_backup_of_a_working_service_goes_on_elsewhere(
         if is_slow:
 
             def list_later(folder: Path) -> list[str]:
-                asyncio.run(until(lambda: num_commits(root) > known + 2))
+                asyncio.run(until(lambda: num_commits(root) > num_before + 2))
                 return ["r"]
 
-            known = num_commits(root)
+            num_before = num_commits(root)
             monkeypatch.setattr("prorl.storage.keep.backup.list_runs", list_later)
         ((run, copied_commits),) = await asyncio.to_thread(lambda: list(back_up(root, copy)))
         with closing(sqlite3.connect(copy / "control.db")) as log:

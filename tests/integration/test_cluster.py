@@ -55,8 +55,8 @@ async def workers(client: prorl.Client, count: int) -> set[str]:
     """Wait until so many nodes have a RUN that is registered."""
     async with asyncio.timeout(100):
         while True:
-            found = (await asyncio.to_thread(client.status))["workers"]
-            names = {worker["node"] for worker in found if worker["role"] == "run"}
+            live_workers = (await asyncio.to_thread(client.status))["workers"]
+            names = {worker["node"] for worker in live_workers if worker["role"] == "run"}
             if len(names) == count:
                 return names
             await asyncio.sleep(0.2)
@@ -88,15 +88,15 @@ async def test_a_node_goes_on_when_its_scheduler_is_killed(
     client: Placing, tmp_path: Path, sandbox_kind: str
 ) -> None:
     service, _, running = client
-    told, leavers = tmp_path / "scheduler.json", Leavers(drain_s=1, sigterm_drain_s=1)
+    scheduler_file, leavers = tmp_path / "scheduler.json", Leavers(drain_s=1, sigterm_drain_s=1)
     with placer(running.config.root, {"sandbox": {"kind": sandbox_kind}}) as made:
         argv = ["-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
-        argv += ["--no-dashboard", "--scheduler-file", str(told), "--protocol", "tls"]
+        argv += ["--no-dashboard", "--scheduler-file", str(scheduler_file), "--protocol", "tls"]
         for option, file in (("ca-file", "ca"), ("cert", "cert"), ("key", "key")):
             argv += [f"--tls-{option}", str(made.folder / f"{file}.pem")]
         scheduler = await asyncio.create_subprocess_exec(sys.executable, *argv)
-        await until(lambda: told.exists() and told.read_text())
-        address = json.loads(told.read_text())["address"]
+        await until(lambda: scheduler_file.exists() and scheduler_file.read_text())
+        address = json.loads(scheduler_file.read_text())["address"]
         handle = clusters.NodeProcess(address, "n1", made, leavers)
         await handle.start()
         try:
@@ -111,7 +111,7 @@ async def test_a_node_goes_on_when_its_scheduler_is_killed(
             await leavers.wait_ended()
 
 
-async def test_a_node_whose_name_is_taken_tries_again_until_it_is_free(
+async def test_a_node_with_a_name_in_use_retries_until_it_is_free(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The scheduler may believe in its earlier life for minutes."""
@@ -173,14 +173,14 @@ def listening(pid: int) -> set[tuple[str, int]]:
         for fd in Path(f"/proc/{pid}/fd").iterdir()
         if os.path.lexists(fd) and os.readlink(fd).startswith("socket:")
     }
-    found = set()
+    listeners = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             words = line.split()
             if words[3] == "0A" and f"socket:[{words[9]}]" in mine:
                 address, _, port = words[1].partition(":")
-                found.add((address, int(port, 16)))
-    return found
+                listeners.add((address, int(port, 16)))
+    return listeners
 
 
 LOOPBACK = "0100007F"
@@ -188,8 +188,8 @@ LOOPBACK = "0100007F"
 
 async def pids(client: prorl.Client) -> set[int]:
     """Of the RUNs that are there."""
-    found = (await asyncio.to_thread(client.status))["workers"]
-    return {worker["pid"] for worker in found if worker["role"] == "run"}
+    live_workers = (await asyncio.to_thread(client.status))["workers"]
+    return {worker["pid"] for worker in live_workers if worker["role"] == "run"}
 
 
 async def test_nobody_but_its_nodes_speaks_with_a_placers_dask(
@@ -213,8 +213,8 @@ async def test_nobody_but_its_nodes_speaks_with_a_placers_dask(
             assert len(listening(os.getpid()) - before) == 1, "no port for HTTP"
             handle = listening(node.process.pid)
             assert [address for address, _ in handle] == [LOOPBACK]
-            shown = Join.read(join).credentials
-            with shown.files() as (ca, certificate, key):
+            credentials = Join.read(join).credentials
+            with credentials.files() as (ca, certificate, key):
                 stranger = Security(
                     require_encryption=True,
                     tls_ca_file=str(ca),
@@ -222,10 +222,12 @@ async def test_nobody_but_its_nodes_speaks_with_a_placers_dask(
                     tls_client_key=str(key),
                 )
                 ports = [cluster.scheduler_address.rpartition(":")[2], str(next(iter(handle))[1])]
-                for port, known in itertools.product(ports, (None, stranger)):
-                    where = f"{'tls' if known else 'tcp'}://127.0.0.1:{port}"
+                for port, tls_security in itertools.product(ports, (None, stranger)):
+                    where = f"{'tls' if tls_security else 'tcp'}://127.0.0.1:{port}"
                     with pytest.raises((OSError, TimeoutError)):
-                        async with DaskClient(where, security=known, asynchronous=True, timeout=3):
+                        async with DaskClient(
+                            where, security=tls_security, asynchronous=True, timeout=3
+                        ):
                             pass
         await leavers.wait_ended()
     assert not made.folder.exists()
@@ -233,28 +235,28 @@ async def test_nobody_but_its_nodes_speaks_with_a_placers_dask(
 
 async def test_a_node_that_was_killed_is_replaced(client: Placing, sandbox_kind: str) -> None:
     service, _, running = client
-    said: list[str] = []
+    messages: list[str] = []
     with placer(running.config.root, {"sandbox": {"kind": sandbox_kind}}) as made:
         leavers = Leavers(drain_s=1, sigterm_drain_s=1)
         async with clusters.local(made, leavers) as cluster:
             cluster.scale(1)
             replacing = asyncio.ensure_future(
-                clusters.replace_lost(cluster, lambda: cluster.scale(1), said.append)
+                clusters.replace_lost(cluster, lambda: cluster.scale(1), messages.append)
             )
             (before,) = await workers(service, 1)
             assert before == f"{made.name}-0"
             first = await pids(service)
             cluster.workers[0].process.kill()
             async with asyncio.timeout(60):
-                while not (found := await pids(service)) or found & first:
+                while not (current := await pids(service)) or current & first:
                     await asyncio.sleep(0.2)
-            assert said[0].startswith(f"node {before} was killed by SIGKILL; another one in")
+            assert messages[0].startswith(f"node {before} was killed by SIGKILL; another one in")
             replacing.cancel()
             leavers.ending = True
         await leavers.wait_ended()
 
 
-def test_two_placers_of_one_root_have_names_and_settings_of_their_own(tmp_path: Path) -> None:
+def test_two_placers_of_the_same_root_have_names_and_settings_of_their_own(tmp_path: Path) -> None:
     prepare(tmp_path, "https://h:1", Keys("t", "k" * 64))
     with placer(tmp_path, {"a": 1}) as first, placer(tmp_path, {"a": 2}) as second:
         assert first.name != second.name

@@ -36,10 +36,10 @@ async def test_what_does_not_fit_ends_the_rollout(tmp_path: Path, sandbox_kind: 
         stored,
         "select status, stop_reason, failure_code, failure_message as why from rollouts",
     )
-    assert {one["status"] for one in ended} == {"completed"}
+    assert {row["status"] for row in ended} == {"completed"}
     assert check_exact(stored, calls) == 0
-    assert {(one["stop_reason"], one["failure_code"]) for one in ended} == {
+    assert {(row["stop_reason"], row["failure_code"]) for row in ended} == {
         ("context", "max_tokens")
     }
-    assert all("new messages of " in one["why"] for one in ended), ended
-    assert all("do not fit: " in one["why"] for one in ended)
+    assert all("new messages of " in row["why"] for row in ended), ended
+    assert all("do not fit: " in row["why"] for row in ended)

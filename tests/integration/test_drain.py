@@ -73,7 +73,7 @@ async def completed(running: Supervisor, client: prorl.Client) -> None:
     assert charges(running)[1:] == (0, 0)
 
 
-async def left(supervisor: Supervisor) -> None:
+async def until_drained(supervisor: Supervisor) -> None:
     async with asyncio.timeout(LIMIT_S):
         await supervisor.drained.wait()
 
@@ -86,7 +86,7 @@ async def test_an_operator_has_a_node_give_back_what_it_cannot_end(
         client = await submitted(running, SLOW)
         await busy(client, "n1")
         client.drain("n1", deadline_s=0.0)
-        await left(first)
+        await until_drained(first)
         assert await of_node(client, "n1") == []
         assert first.restarts == 0
         assert not second.drained.is_set()
@@ -128,7 +128,7 @@ async def process(
     ]
     argv = [sys.executable, "-m", "prorl.cli", "node", str(join_file(running, "node"))]
     argv += ["--name", "n1", "--root", str(tmp_path / "n1"), *words]
-    argv += [word for one in settings for word in ("--set", one)]
+    argv += [word for setting in settings for word in ("--set", setting)]
     made = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.DEVNULL)
     try:
         yield made
@@ -158,8 +158,8 @@ async def test_a_signal_has_a_node_leave(
         first.send_signal(number)
         assert await ended(first) == 0
         await completed(running, client)
-        given_back = charges(running)[0]
-        assert given_back > 0 or number is signal.SIGUSR1
+        num_returned = charges(running)[0]
+        assert num_returned > 0 or number is signal.SIGUSR1
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ COUNT = 12
 
 
 @pytest.mark.parametrize("own_processes", [0, 1], ids=["chained", "apart"])
-async def test_a_fourth_operator_is_one_file_and_one_row(
+async def test_a_fourth_operator_needs_a_single_file_and_a_single_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_processes: int
 ) -> None:
     """A part of the chain, or a process of its own on the same host."""
@@ -28,9 +28,9 @@ async def test_a_fourth_operator_is_one_file_and_one_row(
     critic = StageRow("critic", "ran", "tests.stages.critic:Critic")
     monkeypatch.setattr(Critic, "num_turns", 0)
     monkeypatch.setattr(GRAPH, "rows", (init, run, critic, last))
-    given = {"root": tmp_path / "root", "workers": 0}
-    given["pools"] = {"critic": {"slots": 3, "own_processes": own_processes}}
-    config = ServiceConfig.model_validate({**given, "backends": ("scripted:oracle",)})
+    fields = {"root": tmp_path / "root", "workers": 0}
+    fields["pools"] = {"critic": {"slots": 3, "own_processes": own_processes}}
+    config = ServiceConfig.model_validate({**fields, "backends": ("scripted:oracle",)})
     own = [spec.name for spec in child_specs(config, "") if spec.name == "critic-0"]
     assert len(own) == own_processes
     tasks = [Task(task_id=f"t{i}", env="noop", prompt=f"say {i}") for i in range(COUNT)]
@@ -57,5 +57,5 @@ async def test_a_fourth_operator_is_one_file_and_one_row(
         )
         client.close()
     stored = check_complete(tmp_path / "root" / "r", COUNT)
-    found = rows(stored, "select sum(num_turns)::int as turns, max(attempt) as most from rollouts")
-    assert found == [{"turns": Critic.num_turns, "most": 1}]
+    totals = rows(stored, "select sum(num_turns)::int as turns, max(attempt) as most from rollouts")
+    assert totals == [{"turns": Critic.num_turns, "most": 1}]

@@ -16,7 +16,7 @@ from pathlib import Path
 import orjson
 
 from prorl.linux.procfs import descendants
-from tests.integration.checks import check_complete, check_nothing_left, rows
+from tests.integration.checks import check_complete, check_no_leftovers, rows
 from tests.waiting import wait_until
 
 COUNT = 40
@@ -65,19 +65,19 @@ def test_the_first_ctrl_c_keeps_what_was_done_and_the_run_goes_on(
     with _prorl("run", "--tasks", _tasks(tmp_path), "--root", str(root), *slow) as process:
         wait_until(lambda: list(root.glob("r/commits/*.json")), "a commit")
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
-        assert process.returncode == 130, said
-    assert f"`prorl run --resume r --root {root}` continues" in said
-    assert "Traceback" not in said
-    check_nothing_left(root, before)
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 130, stderr
+    assert f"`prorl run --resume r --root {root}` continues" in stderr
+    assert "Traceback" not in stderr
+    check_no_leftovers(root, before)
     with _prorl(
         "run", "--resume", "r", "--root", str(root), "--set", "service.run.slots=16", "--json"
     ) as process:
-        out, said = process.communicate(timeout=90)
-        assert process.returncode == 0, said
+        out, stderr = process.communicate(timeout=90)
+        assert process.returncode == 0, stderr
     summary = orjson.loads(out)
     assert (summary["rollouts"], summary["rewarded"]) == (COUNT, COUNT)
-    check_nothing_left(root, before)
+    check_no_leftovers(root, before)
     stored = check_complete(root / "r", COUNT)
     assert rows(stored, "select count(*) as n from rollouts where failure_code <> ''") == [{"n": 0}]
 
@@ -101,6 +101,6 @@ def test_the_second_ctrl_c_leaves_at_once_and_nothing_behind(
         process.send_signal(signal.SIGINT)
         time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=30)
-        assert process.returncode == 130, said
-    check_nothing_left(root, before, killed=True)
+        _, stderr = process.communicate(timeout=30)
+        assert process.returncode == 130, stderr
+    check_no_leftovers(root, before, killed=True)

@@ -23,7 +23,7 @@ from prorl.linux.procfs import descendants
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.verify import verify
 from prorl.types import Json
-from tests.integration.checks import check_complete, check_nothing_left, rows
+from tests.integration.checks import check_complete, check_no_leftovers, rows
 
 RECIPE = {"steps": 3, "groups_per_step": 3, "n": 4, "heldout": 4, "greedy": 2, "minutes": 20}
 
@@ -35,10 +35,10 @@ async def test_a_checkpoint_is_evaluated_with_the_tasks_of_two_sets_and_greedily
     flags = {"tasks": "arith:heldout?n=4,shop:heldout?n=3", "policy": "toy", "n": 2, "greedy": True}
     plan = JobPlan.make(None, flags, [f"service.workers={workers}"], root=tmp_path / "root")
     assert await run_plan(plan, json=True) == 0
-    check_nothing_left(plan.service.root, before)
+    check_no_leftovers(plan.service.root, before)
     stored = check_complete(plan.directory, 3 * 7)
-    found = {(one.data_source, one.mode): one for one in evaluation(plan.directory)}
-    assert {key: (one.tasks, one.n) for key, one in found.items()} == {
+    by_source = {(scores.data_source, scores.mode): scores for scores in evaluation(plan.directory)}
+    assert {key: (scores.tasks, scores.n) for key, scores in by_source.items()} == {
         ("arith", "sampled"): (4, 2),
         ("arith", "greedy"): (4, 1),
         ("shop", "sampled"): (3, 2),
@@ -62,15 +62,15 @@ def recipe(tmp_path: Path, **more: Json) -> str:
     return str(path)
 
 
-def check_trained(root: Path, found: Json, steps: int) -> None:
+def check_trained(root: Path, summary: Json, steps: int) -> None:
     """Every promise that does not need a policy which learns."""
-    stored = StoredRun(root / found["run"])
-    assert verify(root / found["run"]) == []
-    if found["recipe"]["trainer"] == "own":
-        taken = [row["step"] for row in found["steps"]]
-        assert taken == list(range(1, steps + 1)), "each step once"
-        assert found["times"]["logprob_diff_max"] < 1e-4
-    shares = {row["set"]: row["exact_share"] for row in found["sets"]}
+    stored = StoredRun(root / summary["run"])
+    assert verify(root / summary["run"]) == []
+    if summary["recipe"]["trainer"] == "own":
+        trained_steps = [row["step"] for row in summary["steps"]]
+        assert trained_steps == list(range(1, steps + 1)), "each step once"
+        assert summary["times"]["logprob_diff_max"] < 1e-4
+    shares = {row["set"]: row["exact_share"] for row in summary["sets"]}
     assert shares == {"arith": 1.0, "shop": 1.0, "repair": 1.0}
     delivered = rows(stored, "select delivery_seq as seq, group_id from deliveries order by 1")
     assert [row["seq"] for row in delivered] == list(range(steps * RECIPE["groups_per_step"]))
@@ -84,7 +84,7 @@ def check_trained(root: Path, found: Json, steps: int) -> None:
             "a rollout never goes back to older weights"
         )
         assert 0 <= versions[0] <= versions[-1] <= steps
-    after = StoredRun(root / f"{found['run']}-after")
+    after = StoredRun(root / f"{summary['run']}-after")
     assert rows(after, "select distinct min_version as v from rollouts") == [{"v": 1}], (
         "evaluated with what was published for it"
     )
@@ -104,7 +104,7 @@ async def test_an_interrupted_demo_goes_on_and_a_killed_model_server_gets_the_ne
     await reached(running, root, 1)
     running.send_signal(signal.SIGINT)
     assert await asyncio.to_thread(running.wait, 60) == 130, running.communicate()
-    check_nothing_left(root, set())
+    check_no_leftovers(root, set())
     running.communicate()
     running = demo(root, "--resume")
     await reached(running, root, 3)
@@ -117,7 +117,7 @@ async def test_an_interrupted_demo_goes_on_and_a_killed_model_server_gets_the_ne
     out, err = await asyncio.to_thread(running.communicate, timeout=400)
     assert running.returncode == 0, err.decode()
     check_trained(root, orjson.loads(out), 5)
-    check_nothing_left(root, set())
+    check_no_leftovers(root, set())
 
 
 async def reached(running: subprocess.Popen[bytes], root: Path, step: int) -> None:

@@ -124,7 +124,7 @@ async def test_a_node_works_on_past_the_end_of_its_first_certificate_and_of_the_
         files = [root / "tls" / "service.json" for root in (running.config.root, tmp_path / "n1")]
         began = [Credentials.read(file) for file in files]
         keeping = asyncio.create_task(keep_certificate(join, first.config))
-        await until(lambda: all(one.remaining_days() <= 0 for one in began))
+        await until(lambda: all(certificate.remaining_days() <= 0 for certificate in began))
         first.children["worker-0"].signal(signal.SIGKILL)
         client = submitted(running)
         assert (await finished(client))["counts"]["completed"] == 2 * len(TASKS)

@@ -88,19 +88,17 @@ async def test_no_run_may_have_a_name_that_its_root_needs(running: Supervisor) -
     """Whatever stands in a root beside runs is known; else a run of that name ends the service."""
     root = running.config.root
     await asyncio.to_thread(train, join_file(running, "trainer"))
-    held = {path.name for path in root.iterdir() if not path.name.startswith(".")} - {"far"}
-    assert held <= RESERVED_NAMES
+    names = {path.name for path in root.iterdir() if not path.name.startswith(".")} - {"far"}
+    assert names <= RESERVED_NAMES
     with prorl.connect(root) as client:
-        for name in ("journal", "placers", "signing.key", *held):
+        for name in ("journal", "placers", "signing.key", *names):
             assert "none of" in await refused(
                 lambda name=name: client.create_run(run_id=name),  # type: ignore[misc]
                 UserError,
             )
 
 
-async def test_a_token_for_one_run_streams_and_commits_it(
-    running: Supervisor, tmp_path: Path
-) -> None:
+async def test_a_token_of_a_run_streams_and_commits_it(running: Supervisor, tmp_path: Path) -> None:
     """Over TLS, and on the service's own host."""
     root = running.config.root
     own = ["token", "new", "--run", "far", "--root", str(root)]

@@ -12,7 +12,7 @@ from prorl.cli.run_job import run_plan
 from prorl.cli.summary import summarise
 from prorl.linux.procfs import descendants
 from prorl.types import Json
-from tests.integration.checks import check_complete, check_nothing_left, rows
+from tests.integration.checks import check_complete, check_no_leftovers, rows
 
 Make = Callable[..., JobPlan]
 
@@ -22,7 +22,7 @@ INLINE = "service.workers=0"
 async def _run(plan: JobPlan) -> dict[str, Json]:
     before = set(descendants(os.getpid()))
     assert await run_plan(plan, json=True) == 0
-    check_nothing_left(plan.service.root, before)
+    check_no_leftovers(plan.service.root, before)
     check_complete(plan.directory, plan.num_rollouts)
     return summarise(plan.directory)
 

@@ -162,8 +162,8 @@ async def test_the_script_of_the_page_is_an_agent(
         policy="oracle",
     )
     assert await run_plan(plan, json=True) == 0
-    found = rows(check_complete(plan.directory, 1), "select reward, num_turns from rollouts")
-    assert found == [{"reward": 1.0, "num_turns": 2}]
+    outcomes = rows(check_complete(plan.directory, 1), "select reward, num_turns from rollouts")
+    assert outcomes == [{"reward": 1.0, "num_turns": 2}]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ async def test_the_script_of_the_page_is_an_agent(
         ("command: python3 @large.py", "65,537 bytes of the agent's files; expected 64 KiB"),
     ],
 )
-def test_files_that_cannot_go_along_are_said_before_anything_starts(
+def test_files_that_cannot_be_carried_are_reported_before_anything_starts(
     tmp_path: Path, command: str, why: str
 ) -> None:
     (tmp_path / "large.py").write_bytes(b"#" * ((64 << 10) + 1))

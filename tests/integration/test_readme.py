@@ -71,8 +71,8 @@ async def steps_of(folder: Path, script: Path, kill_after: int = 0) -> list[str]
 async def test_your_trainer_in_ten_lines(tmp_path: Path, sandbox_kind: str) -> None:
     pytest.importorskip("torch", reason="the example hands out torch tensors (extra `torch`)")
     text = README.read_text()
-    found = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-    assert found
+    code_block = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert code_block
     assert COMMAND in text
     rows = [
         {
@@ -83,7 +83,7 @@ async def test_your_trainer_in_ten_lines(tmp_path: Path, sandbox_kind: str) -> N
     ]
     (tmp_path / TASKS).write_text("\n".join(json.dumps(row) for row in rows))
     script = tmp_path / "trainer.py"
-    script.write_text(found[1])
+    script.write_text(code_block[1])
     argv = [*COMMAND.split()[1:], "--set", f"service.sandbox.kind={sandbox_kind}"]
     async with running(tmp_path, sys.executable, "-m", "prorl.cli", *argv) as service:
         while "stop" not in await line_of(service):
@@ -116,10 +116,10 @@ def test_an_env_of_your_own(tmp_path: Path, sandbox_kind: str) -> None:
     assert (tmp_path / "capitals/capitals.py").read_text() == env
     assert (tmp_path / "capitals/test_capitals.py").read_text() == test
     assert "1 passed" in _output(tmp_path, "pytest", "-q", "capitals")
-    said = prorl("check", "capitals/tasks.jsonl", "--sandbox", sandbox_kind)
-    assert "2 tasks: oracle 1, no-op 0, twice the same" in said
-    said = prorl("run", "--tasks", "capitals/tasks.jsonl", "--set", "service.workers=0")
-    assert "rewarded 2 of 2 valid" in said
+    output = prorl("check", "capitals/tasks.jsonl", "--sandbox", sandbox_kind)
+    assert "2 tasks: oracle 1, no-op 0, twice the same" in output
+    output = prorl("run", "--tasks", "capitals/tasks.jsonl", "--set", "service.workers=0")
+    assert "rewarded 2 of 2 valid" in output
 
 
 def _output(folder: Path, *argv: str) -> str:
@@ -139,10 +139,10 @@ def _shell(section: str) -> list[list[str]]:
 def _kill(service: prorl.Client, role: str) -> int:
     """SIGKILL of a role by the pid that `prorl status` prints, when work is under way."""
     while True:
-        found = service.status()
-        workers = {one["role"]: one["pid"] for one in found["workers"]}
-        pid = {**workers, "gateway": found["pid"]}.get(role)
-        if pid and any(run["counts"]["completed"] for run in found["runs"]):
+        status = service.status()
+        workers = {worker["role"]: worker["pid"] for worker in status["workers"]}
+        pid = {**workers, "gateway": status["pid"]}.get(role)
+        if pid and any(run["counts"]["completed"] for run in status["runs"]):
             os.kill(pid, signal.SIGKILL)
             return int(pid)
         time.sleep(0.1)  # of a test's poll: the test has its limit
@@ -169,11 +169,11 @@ def test_the_commands_of_crash_safety_and_inspection_work(
             wait_until(lambda: (tmp_path / "prorl-runs" / "service.json").exists())
             with prorl.connect(tmp_path / "prorl-runs", retry_s=60) as service:
                 killed = [_kill(service, role) for role in ("run", "store", "gateway")]
-            said = process.communicate()[0]
+            output = process.communicate()[0]
         finally:
             process.kill()
     assert len(set(killed)) == 3
-    assert process.returncode == 0, said
+    assert process.returncode == 0, output
     assert "are right" in _output(tmp_path, "prorl.cli", *verify[1:])
     count = "select count(*) as n, count(distinct rollout_id) as m from rollouts"
     counted = _output(tmp_path, "prorl.cli", "sql", verify[2], count)

@@ -34,7 +34,7 @@ async def _until(holds: Callable[[], bool]) -> float:
     return time.time()
 
 
-async def test_nothing_of_what_is_redundant_is_left(tmp_path: Path, sandbox_kind: str) -> None:
+async def test_nothing_remains_of_redundant_rollouts(tmp_path: Path, sandbox_kind: str) -> None:
     """All but the last group hang in a model call; the last one is all that is wanted."""
     root = tmp_path / "root"
     live = box_dir(root) / "live"
@@ -55,7 +55,7 @@ async def test_nothing_of_what_is_redundant_is_left(tmp_path: Path, sandbox_kind
             assert len(list(live.iterdir())) >= stalled
             server.mode = Mode.WELL
             await asyncio.to_thread(client.submit, "r", tasks[:1], N, key="well", last=True)
-            idle, gone = await asyncio.gather(
+            idle, emptied = await asyncio.gather(
                 _until(lambda: not server.in_flight and len(server.calls) == stalled + N),
                 _until(lambda: len(server.calls) == stalled + N and not list(live.iterdir())),
             )
@@ -63,10 +63,10 @@ async def test_nothing_of_what_is_redundant_is_left(tmp_path: Path, sandbox_kind
                 while (await asyncio.to_thread(client.run, "r"))["state"] != "finished":
                     await asyncio.sleep(0.1)
     stored = check_complete(root / "r", GROUPS * N)
-    found = rows(
+    counts = rows(
         stored, "select failure_code as code, count(*) as n from rollouts group by 1 order by 1"
     )
-    assert found == [{"code": "", "n": N}, {"code": "redundant", "n": stalled}]
+    assert counts == [{"code": "", "n": N}, {"code": "redundant", "n": stalled}]
     tokens = [
         sum(len(turn["token_ids"]) for turn in row["sequences"])
         for path in sorted((root / "r" / "partial").glob("*.parquet"))
@@ -78,5 +78,5 @@ async def test_nothing_of_what_is_redundant_is_left(tmp_path: Path, sandbox_kind
         stored, "select epoch(g.at) as s from groups g where event = 'decided' and kept"
     )
     at = decided["s"]
-    print(f"requests 0 after {idle - at:.3f} s, sandboxes 0 after {gone - at:.3f} s")
+    print(f"requests 0 after {idle - at:.3f} s, sandboxes 0 after {emptied - at:.3f} s")
     assert idle >= at, "nothing was ended before there was enough"

@@ -37,8 +37,8 @@ async def test_a_run_speaks_its_models_template(
     text = HFTokenizer(model).decode(np.array(ids["token_ids"], dtype=np.int32))
     assert "Tools, one a line:\n{" in text
     assert "</tool_response><|im_end|>\n<|im_start|>assistant\n" in text
-    said = rows(stored, "select tool_calls from messages where role = 'assistant'")
-    calls = [call for row in said for call in orjson.loads(row["tool_calls"])]
+    rows_of_calls = rows(stored, "select tool_calls from messages where role = 'assistant'")
+    calls = [call for row in rows_of_calls for call in orjson.loads(row["tool_calls"])]
     assert calls
     assert all('"name"' in call["text"] for call in calls)
 

@@ -31,8 +31,8 @@ from prorl.supervisor.service import Supervisor
 from prorl.tasks.generated import generate
 from prorl.types import AttemptKey, Task
 from tests.envs import guessing
-from tests.integration.checks import check_complete, check_nothing_left, rows
-from tests.integration.counting import said
+from tests.integration.checks import check_complete, check_no_leftovers, rows
+from tests.integration.counting import turn_text
 from tests.integration.services import settings, slots, struck, view
 from tests.journal.made import look
 from tests.waiting import until
@@ -122,33 +122,35 @@ class _Watch:
 
     def paths(self) -> list[Path]:
         """Those of attempts in hand."""
-        found = {path: look(path) for path in sorted(self._folder.glob("*.journal"))}
-        keys = [held.key for held in found.values() if held is not None]
+        snapshots = {path: look(path) for path in sorted(self._folder.glob("*.journal"))}
+        keys = [snapshot.key for snapshot in snapshots.values() if snapshot is not None]
         now = time.time()
         self._seen = {key: self._seen.get(key, now) for key in keys}
-        return [path for path, held in found.items() if held is not None]
+        return [path for path, snapshot in snapshots.items() if snapshot is not None]
 
     def loss(self) -> Loss:
         """Of a kill now; also that no turn was sampled and no call answered twice."""
         now, kept, bare = time.time(), 0.0, 0.0
         for path in self.paths():
-            found = look(path)
-            if found is not None:
-                self.struck.add(found.key)
+            snapshot = look(path)
+            if snapshot is not None:
+                self.struck.add(snapshot.key)
                 self.answers |= {
-                    (found.key.rollout_id, record.turn): record.text
-                    for record in found.records
+                    (snapshot.key.rollout_id, record.turn): record.text
+                    for record in snapshot.records
                     if isinstance(record, ToolAnswer) and record.text is not None
                 }
-            if found is None or any(isinstance(record, AttemptEnd) for record in found.records):
+            if snapshot is None or any(
+                isinstance(record, AttemptEnd) for record in snapshot.records
+            ):
                 continue  # all that is left of it is in the journal
             at = path.stat().st_mtime
             # Who goes on writes that first: before it nothing was done since the kill before.
             kept += now - at if at > self._killed_at else 0.0
-            bare += now - max(self._seen[found.key], self._killed_at)
+            bare += now - max(self._seen[snapshot.key], self._killed_at)
             counts = Counter(
                 (type(record).__name__, record.turn, getattr(record, "index", 0))
-                for record in found.records
+                for record in snapshot.records
                 if isinstance(record, RecordedCall | ToolAnswer)
             )
             self.twice += [f"{path.name} {what}" for what, times in counts.items() if times > 1]
@@ -196,7 +198,7 @@ async def _run(trial: Trial) -> tuple[int, list[Loss], StoredRun, _Watch]:
         total, losses = await struck(running, client, kills, trial.tasks, 2 * SLOTS, trial.at_least)
         assert running.restarts == trial.kills
         assert watch.paths() == [], "a journal outlived its rollout's commit"
-    check_nothing_left(trial.root, before)
+    check_no_leftovers(trial.root, before)
     return total, losses, check_complete(trial.root / "r", total), watch
 
 
@@ -237,7 +239,7 @@ async def test_run_killed_again_and_again_costs_no_attempt_no_turn_and_no_call(
         {"status": "completed", "reward": 1.0, "n": total}
     ]
     for row in rows(stored, OUTPUTS):
-        assert row["content"] == said(row["turn"]), row
+        assert row["content"] == turn_text(row["turn"]), row
     (history,) = rows(stored, HISTORY)
     assert history["n"] >= KILLS, "some kills met no rollout"
     _, _, calm, _ = await _run(trial._replace(root=tmp_path / "calm", kills=0))
@@ -254,7 +256,7 @@ async def test_run_killed_again_and_again_costs_no_attempt_no_turn_and_no_call(
 
 @pytest.mark.faults
 @pytest.mark.timeout(600)
-async def test_a_resumed_rollout_has_the_ids_that_sampling_gives_an_undisturbed_one(
+async def test_a_resumed_rollout_has_the_ids_of_an_undisturbed_rollout(
     tmp_path: Path, sandbox_kind: str
 ) -> None:
     """Real sampling with seeds, at temperature 1; a batch of other size moves logprobs by 1e-5."""
@@ -271,9 +273,9 @@ async def test_a_resumed_rollout_has_the_ids_that_sampling_gives_an_undisturbed_
     numbers = [row["rollout_id"] for row in rows(stored, f"{ATTEMPTS} where {first}")]
     ids = IDS.format(which=f"r.rollout_id in {tuple(numbers)}")
     ours, theirs = rows(stored, ids), rows(calm, ids)
-    for one, other in zip(ours, theirs, strict=True):
-        assert one.pop("logprobs") == pytest.approx(other.pop("logprobs"), abs=1e-4)
-        assert one == other
+    for our_row, other in zip(ours, theirs, strict=True):
+        assert our_row.pop("logprobs") == pytest.approx(other.pop("logprobs"), abs=1e-4)
+        assert our_row == other
     (history,) = rows(stored, f"{HISTORY} where {first}")
     assert history["n"] > 0, "no kill met a rollout that is compared"
     print(f"\n{len(ours)} sequences compared, their rollouts resumed {history['n']} times")

@@ -32,19 +32,20 @@ GROUPS, SIBLINGS, EXPERTS = 3, 2, 300
 
 def fed(url: str | Path, run: str, *, routed_experts: bool = True) -> list[Record]:
     feed = Feed(url, run, routed_experts=routed_experts)
-    found = [record for group in feed for record in group]
+    records = [record for group in feed for record in group]
     feed.commit()
-    return found
+    return records
 
 
-def check(found: list[Record]) -> None:
-    assert len(found) == GROUPS * SIBLINGS
-    for record in found:
+def check(records: list[Record]) -> None:
+    assert len(records) == GROUPS * SIBLINGS
+    for record in records:
         assert record.routed_experts is not None
         assert len(record.routed_experts) == len(record.ids) - 1
         np.testing.assert_array_equal(record.routed_experts, experts(record.ids, EXPERTS)[:-1])
     assert any(
-        record.routed_experts is not None and record.routed_experts.max() > 255 for record in found
+        record.routed_experts is not None and record.routed_experts.max() > 255
+        for record in records
     )
 
 
@@ -96,6 +97,6 @@ async def test_from_the_server_to_the_trainer(
 
 
 def stored(folder: Path) -> pa.Table:
-    found: pa.Table = StoredRun(folder).read("routed_experts").sort_by("sequence_id")
-    assert found.num_rows == GROUPS * SIBLINGS
-    return found.replace_schema_metadata()
+    table: pa.Table = StoredRun(folder).read("routed_experts").sort_by("sequence_id")
+    assert table.num_rows == GROUPS * SIBLINGS
+    return table.replace_schema_metadata()

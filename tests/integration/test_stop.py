@@ -20,7 +20,7 @@ from prorl.journal import ToolAnswer
 from prorl.linux.procfs import descendants
 from prorl.storage.read.catalog import StoredRun
 from prorl.types import Task
-from tests.integration.checks import check_complete, check_nothing_left, rows
+from tests.integration.checks import check_complete, check_no_leftovers, rows
 from tests.journal.made import look
 from tests.waiting import wait_until
 
@@ -35,8 +35,10 @@ TASKS = [
 @contextmanager
 def _serving(root: Path, kind: str) -> Iterator[subprocess.Popen[str]]:
     """The real program on a root."""
-    given = {"sandbox.kind": kind, "load_code": "true", "tokenizer": str(TOY), "run.slots": "8"}
-    sets = [word for name, value in given.items() for word in ("--set", f"service.{name}={value}")]
+    options = {"sandbox.kind": kind, "load_code": "true", "tokenizer": str(TOY), "run.slots": "8"}
+    sets = [
+        word for name, value in options.items() for word in ("--set", f"service.{name}={value}")
+    ]
     command = [sys.executable, "-m", "prorl.cli", "serve", "--root", str(root)]
     policy = ["--policy", "scripted:oracle?delay_s=0.1"]
     process = subprocess.Popen([*command, *policy, *sets], stdout=subprocess.PIPE, text=True)
@@ -58,8 +60,8 @@ def _stopped(process: subprocess.Popen[str]) -> None:
 
 
 def _answers(path: Path) -> int:
-    found = look(path)
-    return sum(isinstance(record, ToolAnswer) for record in found.records) if found else 0
+    snapshot = look(path)
+    return sum(isinstance(record, ToolAnswer) for record in snapshot.records) if snapshot else 0
 
 
 def _begun(root: Path) -> bool:
@@ -83,12 +85,12 @@ def _run(root: Path, kind: str) -> StoredRun:
             client.submit("r", TASKS, n=1, key="k", last=True)
             wait_until(lambda: _begun(root), "it is in its middle")
         _stopped(process)
-    check_nothing_left(root, before)
+    check_no_leftovers(root, before)
     with _serving(root, kind) as process:
         with prorl.connect(root) as client:
             wait_until(lambda: _finished(client), "it goes on to its end")
         _stopped(process)
-    check_nothing_left(root, before)
+    check_no_leftovers(root, before)
     return check_complete(root / "r", COUNT)
 
 

@@ -59,9 +59,9 @@ def replay(directory: Path) -> Iterator[Client]:
     argv = [sys.executable, "-m", "prorl.cli", "replay", str(directory), "--json"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        said = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
+        endpoint = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
         try:
-            with prorl.connect(said["location"], said["token"]) as client:
+            with prorl.connect(endpoint["location"], endpoint["token"]) as client:
                 yield client
         finally:
             process.terminate()
@@ -125,16 +125,16 @@ async def _settled(client: Client, completed: int) -> None:
             await asyncio.sleep(0.05)
 
 
-class _Heard(logging.Handler):
+class _CollectingHandler(logging.Handler):
     """What a logger said."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep it."""
-        self.said.append(record.getMessage())
+        self.messages.append(record.getMessage())
 
 
 @pytest.mark.slow
@@ -142,8 +142,8 @@ async def test_a_trainer_hears_within_half_a_minute_why_nothing_comes(
     config: ServiceConfig,
 ) -> None:
     silent = config.model_copy(update={"backends": ("scripted:random?delay_s=3600",)})
-    heard = _Heard()
-    logging.getLogger("prorl.client").addHandler(heard)
+    handler = _CollectingHandler()
+    logging.getLogger("prorl.client").addHandler(handler)
     try:
         async with service(silent, Stop()) as running:
             client = client_of(running)
@@ -153,14 +153,18 @@ async def test_a_trainer_hears_within_half_a_minute_why_nothing_comes(
                 asyncio.to_thread(lambda: next(client.stream("r"), None))
             )
             began = time.monotonic()
-            while not heard.said:
+            while not handler.messages:
                 assert not reading.done()
                 await asyncio.sleep(0.1)
-            print(f"heard after {time.monotonic() - began:.1f} s: {heard.said}", file=sys.stderr)
-            assert heard.said[0].startswith("run r is stalled: 1 rollouts run and none has ended")
+            print(
+                f"heard after {time.monotonic() - began:.1f} s: {handler.messages}", file=sys.stderr
+            )
+            assert handler.messages[0].startswith(
+                "run r is stalled: 1 rollouts run and none has ended"
+            )
             await asyncio.to_thread(client.cancel, "r")
             assert await reading is None
             assert (await asyncio.to_thread(client.run, "r"))["stalled"] == ""
             client.close()
     finally:
-        logging.getLogger("prorl.client").removeHandler(heard)
+        logging.getLogger("prorl.client").removeHandler(handler)

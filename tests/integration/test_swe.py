@@ -34,7 +34,7 @@ async def test_the_reference_resolves_every_task(make_plan: Make, workers: int) 
     ) == [{"n": 2, "reward": 2.0}]
 
 
-async def test_a_policy_that_changes_nothing_earns_nothing_and_a_bad_task_costs_one_attempt(
+async def test_an_idle_policy_earns_nothing_and_a_bad_task_ends_after_its_first_attempt(
     make_plan: Make,
 ) -> None:
     calc, lru = _rows()
@@ -80,7 +80,7 @@ async def test_a_policy_that_changes_nothing_earns_nothing_and_a_bad_task_costs_
 
 
 @pytest.mark.parametrize(("workers", "snapshot_bytes", "num_setups"), [(1, 1 << 30, 1), (0, 0, 8)])
-async def test_siblings_share_one_setup(
+async def test_siblings_share_a_single_setup(
     make_plan: Make, workers: int, snapshot_bytes: int, num_setups: int
 ) -> None:
     """The setup makes an id that the tests print in EVAL: as many ids as setups whose workspace was

@@ -31,8 +31,8 @@ Make = Callable[..., JobPlan]
 Row = dict[str, Json]
 SIBLINGS = 8
 LIMITS = [
-    f"run.limits.{one}"
-    for one in ("eval_s=600", "init_s=600", "run_s=1200", "tool_s=120", "max_tokens=262144")
+    f"run.limits.{limit}"
+    for limit in ("eval_s=600", "init_s=600", "run_s=1200", "tool_s=120", "max_tokens=262144")
 ]
 
 PACKAGES = "python3,python3-pytest,python3-six,python3-idna,git"
@@ -64,17 +64,17 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Rows:
 
     def make(fix: Fix) -> Row:
         try:
-            found = row(fix, tmp_path_factory.mktemp(fix.name))
+            task_row = row(fix, tmp_path_factory.mktemp(fix.name))
         except (subprocess.SubprocessError, OSError) as cause:
             pytest.skip(f"{fix.name} cannot be had: {cause}")
-        assert found["FAIL_TO_PASS"], fix
-        found["setup"] = (
+        assert task_row["FAIL_TO_PASS"], fix
+        task_row["setup"] = (
             "python3 -m compileall -q . || true\ncat /proc/sys/kernel/random/uuid > .mark"
         )
-        tests = " ".join(re.findall(r"^\+\+\+ b/(\S+\.py)$", found["test_patch"], re.MULTILINE))
+        tests = " ".join(re.findall(r"^\+\+\+ b/(\S+\.py)$", task_row["test_patch"], re.MULTILINE))
         tests = " ".join(path for path in tests.split() if re.search(r"(^|/)test", path))
-        found["test_command"] = f"python3 -m pytest -rA -p no:cacheprovider {tests}; cat .mark"
-        return found
+        task_row["test_command"] = f"python3 -m pytest -rA -p no:cacheprovider {tests}; cat .mark"
+        return task_row
 
     return Rows(make)
 
@@ -95,16 +95,16 @@ def images(archives: Rows, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     merge(registry.stack(pulled.digest)[::-1], base)
 
     def make(fix: Fix) -> Row:
-        one = archives(fix)
-        image = root / f"image-{one['instance_id']}"
+        task_row = archives(fix)
+        image = root / f"image-{task_row['instance_id']}"
         subprocess.run(["cp", "-al", str(base), str(image)], check=True)  # shared inodes, read-only
         conda, testbed = image / "opt/miniconda3/envs/testbed/bin", image / "testbed"
         for folder in (conda, testbed):
             folder.mkdir(parents=True)
         (conda / "python").symlink_to("/usr/bin/python3")
-        shutil.unpack_archive(one["archive"], testbed, filter="data")
-        kept = {key: value for key, value in one.items() if key not in LEFT}
-        names = [name for name in one["PASS_TO_PASS"] if not MADE_UP.search(name)]
+        shutil.unpack_archive(task_row["archive"], testbed, filter="data")
+        kept = {key: value for key, value in task_row.items() if key not in LEFT}
+        names = [name for name in task_row["PASS_TO_PASS"] if not MADE_UP.search(name)]
         return {**kept, "PASS_TO_PASS": names, "docker_image": str(image)}
 
     return Rows(make)
@@ -120,9 +120,9 @@ async def _rewards(make_plan: Make, task: Row, policy: str, *sets: str) -> Store
     stored = check_complete(plan.directory, SIBLINGS)
     print(f"{task['instance_id']} {policy}: {took_s:.2f} s a rollout, {SIBLINGS} siblings")
     query = "select reward, failure_code, failure_message from rollouts"
-    wanted = 1.0 if policy == "oracle" else 0.0
-    found = rows(stored, query)
-    assert [each["reward"] for each in found] == [wanted] * SIBLINGS, found
+    expected = 1.0 if policy == "oracle" else 0.0
+    outcomes = rows(stored, query)
+    assert [each["reward"] for each in outcomes] == [expected] * SIBLINGS, outcomes
     return stored
 
 
@@ -133,8 +133,8 @@ def _num_setups(stored: StoredRun) -> int:
         re.findall(r"^([0-9a-f-]{36})$", each["content"], re.M) for each in rows(stored, query)
     ]
     assert len(marks) == SIBLINGS
-    assert all(len(found) == 1 for found in marks), marks
-    return len({mark for found in marks for mark in found})
+    assert all(len(task_marks) == 1 for task_marks in marks), marks
+    return len({mark for task_marks in marks for mark in task_marks})
 
 
 @pytest.mark.parametrize("fix", FIXES, ids=[fix.name for fix in FIXES])

@@ -94,7 +94,12 @@ async def test_a_users_env_and_tool_work_through_the_service(
         assert rows(
             stored, "select sum(reward) as reward, sum(num_tool_calls) as calls from rollouts"
         ) == [{"reward": 4.0, "calls": 8}]
-        told = rows(stored, "select distinct content from messages where role = 'tool' order by 1")
-        assert [row["content"] for row in told] == ["4 degrees in Oslo", "4 degrees in Rome"]
+        tool_results = rows(
+            stored, "select distinct content from messages where role = 'tool' order by 1"
+        )
+        assert [row["content"] for row in tool_results] == [
+            "4 degrees in Oslo",
+            "4 degrees in Rome",
+        ]
         with pytest.raises(TaskError, match="unknown tool 'wether'"):
             make_plan([{**tasks[0], "data": {"tool": "wether"}}], policy="oracle")

@@ -35,8 +35,8 @@ def _cursor(checkpoint: Path) -> str:
     """Of the last whole line; half of one is taken away."""
     text = checkpoint.read_bytes() if checkpoint.exists() else b""
     checkpoint.write_bytes(text[: text.rfind(b"\n") + 1])
-    found = lines(checkpoint)
-    return str(found[-1]["cursor"]) if found else "r@0"
+    rows = lines(checkpoint)
+    return str(rows[-1]["cursor"]) if rows else "r@0"
 
 
 def main() -> None:

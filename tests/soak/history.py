@@ -51,12 +51,12 @@ class Stored(NamedTuple):
     def read(cls, directory: Path) -> Stored:
         """Everything that was delivered, from the files alone."""
         stored = StoredRun(directory)
-        found = stored.sql("select rollout_key, rollout_id, status, valid from rollouts")
+        rollouts = stored.sql("select rollout_key, rollout_id, status, valid from rollouts")
         order, index = open_replay(directory)
         delivered = stored.sql("select count(*) as n from groups where event = 'delivered'")
         groups = list(order.groups)[: delivered.to_pylist()[0]["n"]]
         batches = {group: index.read(group).select(SEQUENCES.names) for group in groups}
-        rows = found.to_pylist()
+        rows = rollouts.to_pylist()
         return cls(
             {row["rollout_key"]: row["rollout_id"] for row in rows},
             {row["rollout_id"]: (row["status"], row["valid"]) for row in rows},

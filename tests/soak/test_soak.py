@@ -46,7 +46,7 @@ from prorl.testing import RENDERER
 from prorl.types import Json, Message, Task
 from tests.backends.lies import LIES
 from tests.backends.misbehaving import Misbehaving, Mode
-from tests.integration.checks import check_complete, check_nothing_left, rows
+from tests.integration.checks import check_complete, check_no_leftovers, rows
 from tests.soak.history import Stored, lines, problems, write
 
 FAULTS = int(os.environ.get("PRORL_SOAK_FAULTS", "60"))
@@ -199,9 +199,9 @@ class Soak:
     async def view(self) -> dict[str, Json]:
         """The run, if the gateway is there."""
         with contextlib.suppress(UnavailableError):
-            found = dict(await asyncio.to_thread(self.client.run, "r"))
-            self.running.note_commits(int(found["commits"]))
-            return found
+            status = dict(await asyncio.to_thread(self.client.run, "r"))
+            self.running.note_commits(int(status["commits"]))
+            return status
         return {}
 
     async def strike(self) -> None:
@@ -211,10 +211,10 @@ class Soak:
         kinds += ["model away", "model busy", "model lies"] * 2 + ["stop everything"]
         kinds += ["disk full", "disk without files"] if self.own_disk else []
         self.chance.shuffle(kinds)  # a short one strikes with any of them
-        left = [kinds[i % len(kinds)] for i in range(FAULTS)]
-        self.chance.shuffle(left)
+        schedule = [kinds[i % len(kinds)] for i in range(FAULTS)]
+        self.chance.shuffle(schedule)
         async with asyncio.TaskGroup() as group:
-            for kind in left:
+            for kind in schedule:
                 group.create_task(self.fault(kind))
                 await asyncio.sleep(SECONDS / FAULTS * self.chance.uniform(0.5, 1.2))
 
@@ -259,9 +259,9 @@ class Soak:
         """It is asked, lies, and the gateway counts what was refused: an earlier fault may have it
         out for a while.
         """
-        told = self.model.lies + 3
+        target = self.model.lies + 3
         async with asyncio.timeout(300):
-            while self.model.lies < told or not await self.refused_replies():
+            while self.model.lies < target or not await self.refused_replies():
                 await asyncio.sleep(0.2)
         self.refused += await self.refused_replies()
 
@@ -269,7 +269,7 @@ class Soak:
         """Since the gateway's last start, if it is there."""
         with contextlib.suppress(UnavailableError):
             views = await asyncio.to_thread(self.client.backends)
-            return sum(one["refused_replies"] for one in views if one["name"] == self.model.url)
+            return sum(view["refused_replies"] for view in views if view["name"] == self.model.url)
         return 0
 
     async def stop_everything(self) -> None:
@@ -395,12 +395,12 @@ async def test_soak(tmp_path: Path, sandbox_kind: str) -> None:
         try:
             async with soaking(tmp_path / "disk", sandbox_kind, own_disk, evidence) as soak:
                 expected = await _suffer(soak)
-            check_nothing_left(root, before)
-            said = _judge(root / "r", evidence.folder, soak, expected)
+            check_no_leftovers(root, before)
+            summary = _judge(root / "r", evidence.folder, soak, expected)
         except BaseException:
             evidence.keep_all(root)
             raise
-    print(f"{said} in {time.monotonic() - began:.0f} s", file=sys.stderr)
+    print(f"{summary} in {time.monotonic() - began:.0f} s", file=sys.stderr)
     shutil.rmtree(evidence.folder)
 
 
@@ -451,14 +451,16 @@ def _judge(directory: Path, folder: Path, soak: Soak, expected: int) -> str:
 
 def _honest(stored: StoredRun, url: str) -> int:
     """Of how many rollouts this server said the end: all of them as it does when it is well."""
-    said = RENDERER.completion(Message(role="assistant", content=SAYS)).tolist()
-    found = rows(
+    ending_ids = RENDERER.completion(Message(role="assistant", content=SAYS)).tolist()
+    ended_rows = rows(
         stored,
         "select token_ids, span_end, span_kind from sequences join rollouts using (rollout_id)"
         " where status = 'completed' and rollout_id in (select rollout_id from turns group by all"
         f" having bool_and(backend = '{url}'))",
     )
-    for row in found:
+    for row in ended_rows:
         kinds = np.repeat(row["span_kind"], np.diff([0, *row["span_end"]]))
-        assert np.array(row["token_ids"])[kinds != 0].tolist()[-len(said) :] == said, row
-    return len(found)
+        assert np.array(row["token_ids"])[kinds != 0].tolist()[-len(ending_ids) :] == ending_ids, (
+            row
+        )
+    return len(ended_rows)

@@ -47,23 +47,23 @@ def _children_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(HERE))
 
 
-async def _gone(pid: int) -> None:
+async def _until_exited(pid: int) -> None:
     await until(lambda: start_ticks(pid) is None)
 
 
 @pytest.mark.parametrize(
-    ("mode", "said"),
+    ("mode", "reason"),
     [
         ("replaced", "another node 'n1' took our place"),
         ("refused", r"the service refuses us.*token has ended"),
     ],
 )
-async def test_a_node_that_is_not_wanted_ends_with_the_reason_and_does_not_come_back(
-    tmp_path: Path, mode: str, said: str
+async def test_a_refused_node_exits_with_the_reason_and_is_not_restarted(
+    tmp_path: Path, mode: str, reason: str
 ) -> None:
     far = {"node_id": "n1", "gateway": "grpc+tls://far:1"}
     async with supervised(tmp_path, "a", mode, **far) as supervisor:
-        with pytest.raises(UnavailableError, match=said):
+        with pytest.raises(UnavailableError, match=reason):
             await supervisor.failed()
         assert supervisor.restarts == 0
 
@@ -106,7 +106,7 @@ async def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
         before = child.pid
         (supervisor.config.socket_dir / "child-1.sock").touch()
         child.signal(signal.SIGKILL)
-        await _gone(before)
+        await _until_exited(before)
         async with asyncio.timeout(30):
             await until(lambda: child.alive and child.pid != before and child.lives == 2)
             await child.ready(10)
@@ -125,7 +125,7 @@ async def test_a_frozen_child_is_ended_and_started_again(tmp_path: Path) -> None
             before = child.pid
             await until(lambda: child.beats)
             child.signal(signal.SIGSTOP)
-            await _gone(before)
+            await _until_exited(before)
             await until(lambda before=before: child.alive and child.pid != before)  # type: ignore[misc]
         assert "silent for 1 s" in (child.log.parent / "child-1.1.log").read_text()
         assert quiet.lives == 1
@@ -140,11 +140,13 @@ async def test_work_that_hangs_a_child_is_charged_and_no_crash_loop(tmp_path: Pa
         folder = supervisor.config.root / "poison"
         assert all(at_work.poison(folder, f"r/{number}/9")[0] for number in range(4))
         assert at_work.poison(folder, "r/100/1")[1]
-        told = (tmp_path / "died at").read_text().splitlines()
-        assert told[:4] == ["", "r/0/1", "r/0/1", "r/1/1"], "each life knows why the last one ended"
-        said = (child.log.parent / "child-1.1.log").read_text().splitlines()[-1]
-        assert "it was at r/3/1, File" in said
-        assert "in stalled" in said
+        causes = (tmp_path / "died at").read_text().splitlines()
+        assert causes[:4] == ["", "r/0/1", "r/0/1", "r/1/1"], (
+            "each life knows why the last one ended"
+        )
+        last_line = (child.log.parent / "child-1.1.log").read_text().splitlines()[-1]
+        assert "it was at r/3/1, File" in last_line
+        assert "in stalled" in last_line
 
 
 async def test_a_child_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None:
@@ -166,7 +168,7 @@ async def test_a_crash_loop_fails_with_the_last_words(tmp_path: Path) -> None:
         assert supervisor.children["child-1"].lives == 6
 
 
-async def test_a_disk_that_says_no_is_waited_for_and_said(
+async def test_a_full_disk_is_reported_and_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("prorl.supervisor.service.FULL_WAIT_S", 0.01)
@@ -204,20 +206,20 @@ async def test_two_services_never_share_a_root(tmp_path: Path) -> None:
         assert (tmp_path / "root" / "service.json").exists()
 
 
-async def test_a_taken_port_is_one_clear_error_before_anything_starts(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+async def test_a_port_in_use_is_a_clear_error_before_anything_starts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        port = occupied.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1: Address already in use"):
             await supervised(tmp_path, "a", http_port=port).__aenter__()
     assert not (tmp_path / "root").exists()
 
 
-def test_what_a_killed_service_left_goes_with_the_next_one_on_its_root(tmp_path: Path) -> None:
-    left, others = make_socket_dir(tmp_path), make_socket_dir(tmp_path / "other")
-    (left / "service.sock").touch()
+def test_the_next_service_on_a_root_removes_the_sockets_of_a_killed_service(tmp_path: Path) -> None:
+    orphan, others = make_socket_dir(tmp_path), make_socket_dir(tmp_path / "other")
+    (orphan / "service.sock").touch()
     root = Root(tmp_path)
     root.acquire()
-    assert (left.exists(), root.socket_dir.exists(), others.exists()) == (False, True, True)
+    assert (orphan.exists(), root.socket_dir.exists(), others.exists()) == (False, True, True)
     root.release()
     others.rmdir()
 
