@@ -121,17 +121,17 @@ ALONE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 def _cases() -> list[tuple[str, list[Place], list[list[str]]]]:
-    found = []
+    cases = []
     for row in rows(PAGE.read_text()):
         for words, there in places(row):
             if there:
                 name = f"{row.guarantee[:60]} [{words}]"
-                found.append((name, there, pytest_arguments(row)))
+                cases.append((name, there, pytest_arguments(row)))
     sample = os.environ.get("PRORL_GUARDS_SAMPLE", "")
     if sample:
         count, _, seed = sample.partition(":")
-        found = random.Random(int(seed or 0)).sample(found, int(count))
-    return found
+        cases = random.Random(int(seed or 0)).sample(cases, int(count))
+    return cases
 
 
 CASES = _cases()

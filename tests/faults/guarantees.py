@@ -60,17 +60,17 @@ def rows(page: str) -> list[Row]:
 
 def pytest_arguments(row: Row) -> list[list[str]]:
     """Arguments of pytest, one list for each file of the row."""
-    found: list[list[str]] = []
+    argument_lists: list[list[str]] = []
     name = ""
     for word in QUOTED.findall(row.tests):
         if word.startswith("-k "):
-            found[-1] += ["-k", word[3:]]
+            argument_lists[-1] += ["-k", word[3:]]
         elif word.startswith("tests/"):
-            found.append([f"{word}::{name}" if name else word])
+            argument_lists.append([f"{word}::{name}" if name else word])
             name = ""
         else:
             name = word
-    return found
+    return argument_lists
 
 
 def places(row: Row, root: Path = ROOT) -> Iterator[tuple[str, list[Place]]]:
@@ -78,8 +78,10 @@ def places(row: Row, root: Path = ROOT) -> Iterator[tuple[str, list[Place]]]:
     for group in _groups(row.lines):
         files = [f"prorl/{file}" for file in group.files] or modules(root)
         for words in group.words:
-            found = [place for file in files for place in _of_file(root, file, words, group.scope)]
-            yield words, found if len(found) <= MOST else []
+            matches = [
+                place for file in files for place in _of_file(root, file, words, group.scope)
+            ]
+            yield words, matches if len(matches) <= MOST else []
 
 
 class _Group(NamedTuple):
@@ -139,28 +141,28 @@ def _of_file(root: Path, file: str, words: str, scope: str) -> list[Place]:
         inside = range(node.lineno + 1, (node.end_lineno or 0) + 1)
     if not scope and NAME.fullmatch(words) and (node := _definitions(path).get(words)) is not None:
         return [_place(file, words, node, text, starts)]
-    found = []
+    matches = []
     for number, line in enumerate(text.splitlines(), 1):
         named = number in inside and re.search(rf"(?<!\w){re.escape(words)}", line)
         if named and not line.lstrip().startswith(("#", "import ", "from ")):
             node = _statement(tree, number)
             if node is not None:
-                found.append(_place(file, words, node, text, starts))
-    return found
+                matches.append(_place(file, words, node, text, starts))
+    return matches
 
 
 @cache
 def _definitions(path: Path) -> dict[str, ast.stmt]:
     """The functions of a file by name, the outermost of each; methods by `Class.name`, too."""
-    found: dict[str, ast.stmt] = {}
+    by_name: dict[str, ast.stmt] = {}
     for node in ast.walk(_read(path)[1]):
         body = getattr(node, "body", None)
         for each in body if isinstance(body, list) else []:
             if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
-                found.setdefault(each.name, each)
+                by_name.setdefault(each.name, each)
                 if isinstance(node, ast.ClassDef):
-                    found.setdefault(f"{node.name}.{each.name}", each)
-    return found
+                    by_name.setdefault(f"{node.name}.{each.name}", each)
+    return by_name
 
 
 def _statement(tree: ast.Module, line: int) -> ast.stmt | None:

@@ -13,12 +13,12 @@ from pathlib import Path
 from prorl.linux.procfs import children, descendants, is_init, pids, start_ticks
 from prorl.sandbox.node.cgroups import CONTROLLERS, V1, delegated_base
 
-GONE_S = 20.0
+EXIT_LIMIT_S = 20.0
 GROUPS = (*(V1 / controller for controller in CONTROLLERS), delegated_base() or V1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
+class Leftovers:
     """Counts; all are 0 when nothing is left."""
 
     processes: int = 0
@@ -32,8 +32,10 @@ class Left:
         """Everything."""
         return sum(asdict(self).values())
 
-    def __add__(self, other: Left) -> Left:
-        return Left(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
+    def __add__(self, other: Leftovers) -> Leftovers:
+        return Leftovers(
+            **{name: value + getattr(other, name) for name, value in asdict(self).items()}
+        )
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {value}" for name, value in asdict(self).items())
@@ -46,24 +48,26 @@ class Watched:
 
     def __init__(self, name: str, root: Path, mark: str) -> None:
         self.name, self.root, self.mark = name, root, mark
-        self._known: dict[int, int | None] = {}
+        self._start_ticks: dict[int, int | None] = {}
 
     def remember(self, pid: int) -> None:
         """Everything below a process is to be gone later, as is the process itself."""
         for member in (pid, *descendants(pid)):
-            self._known[member] = start_ticks(member)
+            self._start_ticks[member] = start_ticks(member)
 
     def living(self) -> set[int]:
         """Processes of before, of the agents, and in the control groups."""
-        known = {
+        survivors = {
             pid
-            for pid, ticks in self._known.items()
+            for pid, ticks in self._start_ticks.items()
             if ticks is not None and start_ticks(pid) == ticks
         }
         grouped = {
             int(word) for group in self.groups() for word in _text(group / "cgroup.procs").split()
         }
-        return known | marked(self.mark) | {pid for pid in grouped if start_ticks(pid) is not None}
+        return (
+            survivors | marked(self.mark) | {pid for pid in grouped if start_ticks(pid) is not None}
+        )
 
     def agents(self) -> set[int]:
         """What its agents run just now."""
@@ -73,39 +77,41 @@ class Watched:
         """Control groups of its sandboxes."""
         return [group for top in GROUPS for group in top.glob(f"prorl-{self.name}/*/")]
 
-    def left(self, *, daemon: bool) -> Left:
+    def count_leftovers(self, *, daemon: bool) -> Leftovers:
         """What there is of its sandboxes; with `daemon`, also of what sandboxd itself has while it
         lives.
         """
         sockets = _names(Path(f"/tmp/prorl-{os.getuid()}") / self.name)
-        known_to_kernel = sum(
+        num_in_kernel = sum(
             f"/{self.name}/" in line for line in _text(Path("/proc/net/unix")).splitlines()
         )
         own = int(daemon) * (
             len(sockets & {"owner"})
             + sum(len(list(top.glob(f"prorl-{self.name}"))) for top in GROUPS)
         )
-        return Left(
+        return Leftovers(
             processes=len(self.living()),
             mounts=sum(
                 str(self.root) in line for line in _text(Path("/proc/self/mountinfo")).splitlines()
             ),
-            sockets=len(sockets - {"owner"}) + known_to_kernel,
+            sockets=len(sockets - {"owner"}) + num_in_kernel,
             folders=sum(len(_names(self.root / folder)) for folder in ("live", "work", "trash")),
             groups=len(self.groups()) + own,
         )
 
     async def until_none(
         self, *, daemon: bool = False, processes_only: bool = False
-    ) -> tuple[Left, float]:
+    ) -> tuple[Leftovers, float]:
         """Wait until nothing is left; what is, after a while, and the seconds that it took."""
         begin = time.monotonic()
         while True:
-            left = (
-                Left(processes=len(self.living())) if processes_only else self.left(daemon=daemon)
+            leftovers = (
+                Leftovers(processes=len(self.living()))
+                if processes_only
+                else self.count_leftovers(daemon=daemon)
             )
-            if left.total == 0 or time.monotonic() - begin > GONE_S:
-                return left, time.monotonic() - begin
+            if leftovers.total == 0 or time.monotonic() - begin > EXIT_LIMIT_S:
+                return leftovers, time.monotonic() - begin
             await asyncio.sleep(0.01)
 
 

@@ -42,10 +42,10 @@ def says(turn: int) -> Int32:
 def goes_on(prompt: list[int]) -> Int32:
     """What is left to say after a prompt."""
     whole = says(prompt.count(_OUTPUT_ID))
-    told = next(
+    num_matched = next(
         n for n in range(len(whole) - 1, -1, -1) if prompt[len(prompt) - n :] == whole[:n].tolist()
     )
-    return whole[told:]
+    return whole[num_matched:]
 
 
 def logprob_of(token_id: int) -> float:
@@ -72,7 +72,7 @@ class Server:
         for start in range(0, len(ids), PIECE):
             await asyncio.sleep(PIECE_S)
             piece = ids[start : start + PIECE]
-            logprobs = [logprob_of(one) for one in piece]
+            logprobs = [logprob_of(token) for token in piece]
             choice = {
                 "index": 0,
                 "text": "",

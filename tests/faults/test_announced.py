@@ -65,8 +65,8 @@ async def under_fire(client: Client, folder: Path, pool: list[Listening]) -> dic
         path = await asyncio.to_thread(checkpoint, folder, version)
         restarted, late, unpaused = (pool[(version + i) % 3] for i in range(3))
         label = f"own-{version}"
-        held = [restarted.url, late.url]
-        assert await failed(partial(client.pause_backends, held)) == {}
+        paused = [restarted.url, late.url]
+        assert await failed(partial(client.pause_backends, paused)) == {}
         for server in (restarted, unpaused):
             await send(server, path, version, label)
         if version % 2:
@@ -92,7 +92,7 @@ async def test_no_token_is_labelled_with_weights_that_its_server_had_not(
 ) -> None:
     root = tmp_path / "root"
     async with embedded(3) as pool:
-        urls, more = [one.url for one in pool], {"tokenizer": str(TOY), "run": {"slots": 16}}
+        urls, more = [server.url for server in pool], {"tokenizer": str(TOY), "run": {"slots": 16}}
         config = settings(root, sandbox_kind, *urls, **more)
         async with signals() as stop, service(config, stop) as running:
             client = client_of(running)
@@ -102,8 +102,8 @@ async def test_no_token_is_labelled_with_weights_that_its_server_had_not(
             firing = under_fire(client, tmp_path, pool)
             expected, seen = await struck(running, client, firing, says, WAVE)
     stored = check_complete(root / "r", expected)
-    found = rows(stored, "select status, count(*) as n from rollouts group by 1")
-    assert [row["status"] for row in found] == ["completed"]
+    counts = rows(stored, "select status, count(*) as n from rollouts group by 1")
+    assert [row["status"] for row in counts] == ["completed"]
     directories = {0: TOY} | {n: tmp_path / f"v{n}" for n in range(1, VERSIONS + 1)}
     worst, trained, unknown = await asyncio.to_thread(worst_gap, stored, directories)
     (versions,) = rows(stored, "select count(distinct max_version) as n from rollouts")

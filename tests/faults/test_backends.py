@@ -24,14 +24,14 @@ from prorl.linux.procfs import descendants
 from prorl.types import Json, Task
 from tests.backends.tap import Call
 from tests.backends.trial import (
-    asked,
     check_exact,
-    check_left_alone,
+    check_not_called_since,
     check_nothing_charged,
+    request_marks,
     until_out,
 )
 from tests.faults.model_server import TURNS, logprob_of, says
-from tests.integration.checks import check_complete, check_nothing_left, rows
+from tests.integration.checks import check_complete, check_no_leftovers, rows
 from tests.integration.services import Listening, settings
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
@@ -52,32 +52,32 @@ class ModelServer(Listening):
 
     def calls(self) -> list[Call]:
         """What the wire had."""
-        found: dict[str, list[Call]] = {}
+        calls_by_name: dict[str, list[Call]] = {}
         for line in self.tap.read_bytes().splitlines() if self.tap.exists() else ():
-            said = orjson.loads(line)
-            name, ids = said["call"], said.get("ids", [])
-            if "prompt" in said:
-                found.setdefault(name, []).append(Call(said["at"], name, said["prompt"]))
-            call = found[name][-1]
+            entry = orjson.loads(line)
+            name, ids = entry["call"], entry.get("ids", [])
+            if "prompt" in entry:
+                calls_by_name.setdefault(name, []).append(Call(entry["at"], name, entry["prompt"]))
+            call = calls_by_name[name][-1]
             call.ids += ids
-            call.logprobs += [logprob_of(one) for one in ids]
+            call.logprobs += [logprob_of(token) for token in ids]
             call.is_whole = call.ids[-1:] == [END_ID]
-        return [call for calls in found.values() for call in calls]
+        return [call for calls in calls_by_name.values() for call in calls]
 
 
 @asynccontextmanager
 async def servers(folder: Path, count: int) -> AsyncIterator[list[ModelServer]]:
     async with AsyncExitStack() as stack:
         made = [ModelServer(folder, f"server-{i}") for i in range(count)]
-        for one in made:
-            stack.push_async_callback(one.kill)
-            await one.start()
+        for server in made:
+            stack.push_async_callback(server.kill)
+            await server.start()
         yield made
 
 
 def config(root: Path, sandbox_kind: str, pool: Sequence[ModelServer]) -> ServiceConfig:
     more: Json = {"run": {"slots": 32}, "trace": True}
-    return settings(root, sandbox_kind, *(one.url for one in pool), **more)
+    return settings(root, sandbox_kind, *(server.url for server in pool), **more)
 
 
 async def submit(client: Client, count: int) -> None:
@@ -89,12 +89,12 @@ async def submit(client: Client, count: int) -> None:
 async def until_tokens(pool: Sequence[ModelServer], calls: int) -> None:
     """All are in the middle of work."""
     async with asyncio.timeout(60):
-        while any(len(one.calls()) < calls for one in pool):
+        while any(len(server.calls()) < calls for server in pool):
             await asyncio.sleep(0.1)
 
 
 def calls_of(pool: Sequence[ModelServer]) -> list[Call]:
-    return [call for one in pool for call in one.calls()]
+    return [call for server in pool for call in server.calls()]
 
 
 def check_stored(root: Path, calls: Sequence[Call], count: int) -> int:
@@ -108,7 +108,7 @@ def check_stored(root: Path, calls: Sequence[Call], count: int) -> int:
     return continued
 
 
-async def test_one_killed_and_one_frozen_of_four_cost_nothing(
+async def test_a_killed_and_a_frozen_server_of_four_cost_nothing(
     tmp_path: Path, sandbox_kind: str
 ) -> None:
     """A server that is out is asked nothing; a rollout on the others asks nothing twice."""
@@ -131,22 +131,22 @@ async def test_one_killed_and_one_frozen_of_four_cost_nothing(
             frozen_s = await until_out(client, pool[1].url, 30)
             await asyncio.wait_for(finished, 300)
             # A server that thaws begins calls that nobody waits for: they would be the latest.
-            heard = calls_of(pool)
+            server_calls = calls_of(pool)
             pool[1].strike(signal.SIGCONT)
-        continued = check_stored(root, heard, ROLLOUTS)
-        calls = asked(root)
-        assert {call.edge for call in calls} == {one.url for one in pool}
+        continued = check_stored(root, server_calls, ROLLOUTS)
+        calls = request_marks(root)
+        assert {call.edge for call in calls} == {server.url for server in pool}
         print(
             f"dead out after {dead_s:.2f} s, frozen after {frozen_s:.2f} s, {continued} continued"
         )
         assert continued > 0
-        check_left_alone(calls, pool[0].url, killed_at + dead_s + NEWS_S)
-        check_left_alone(calls, pool[1].url, stopped_at + frozen_s + NEWS_S)
+        check_not_called_since(calls, pool[0].url, killed_at + dead_s + NEWS_S)
+        check_not_called_since(calls, pool[1].url, stopped_at + frozen_s + NEWS_S)
         struck = {call.key for call in calls if call.edge in (pool[0].url, pool[1].url)}
         others = Counter(call.key for call in calls if call.key not in struck)
         assert others
         assert set(others.values()) == {TURNS}
-    check_nothing_left(root, before)
+    check_no_leftovers(root, before)
 
 
 async def test_a_sole_server_that_is_away_keeps_everybody_waiting_and_nobody_fails(

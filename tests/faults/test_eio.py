@@ -31,14 +31,14 @@ class Once:
     """
 
     def __init__(self, what: str, where: str, at: int) -> None:
-        self.what, self.where, self.left = what, where, at
+        self.what, self.where, self.remaining = what, where, at
         self.armed = False
 
     def __call__(self, what: str, path: Path) -> int:
         """The errno for this change."""
         if self.armed and what == self.what and self.where in str(path):
-            self.left -= 1
-            return errno.EIO if self.left == 0 else 0
+            self.remaining -= 1
+            return errno.EIO if self.remaining == 0 else 0
         return 0
 
 
@@ -64,7 +64,7 @@ def test_an_error_of_the_disk_loses_nothing(tmp_path: Path, where: str, what: st
         recorder.process.terminate()
         recorder.process.wait(60)
     assert recorder.problem is None, recorder.problem
-    assert once.left <= 0, "no such call"
+    assert once.remaining <= 0, "no such call"
     check_complete(root / "r", COUNT)
     assert sorted(groups) == list(range(COUNT))
 

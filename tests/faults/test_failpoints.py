@@ -20,7 +20,7 @@ from prorl.linux.failpoints import FAILPOINTS, FAULTS, VARIABLE, parse
 from prorl.linux.procfs import descendants
 from prorl.supervisor.service import Supervisor
 from prorl.types import Task
-from tests.integration.checks import check_complete, check_nothing_left, rows
+from tests.integration.checks import check_complete, check_no_leftovers, rows
 
 WAVES, WAVE, N = 4, 5, 2
 ONCE = {"manifest.written", "log.run"}
@@ -103,7 +103,7 @@ async def test_a_fault_at_a_durable_step_loses_nothing(
         client.close()
         trainer.close()
     assert struck == 1 if fault in ("kill", "freeze") else struck <= 1
-    check_nothing_left(root, before)
+    check_no_leftovers(root, before)
     stored = check_complete(root / "r", WAVES * WAVE * N)
     assert rows(stored, "select count(*) as n from rollouts where status = 'completed'") == [
         {"n": WAVES * WAVE * N}

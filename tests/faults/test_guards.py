@@ -81,13 +81,13 @@ GUARDS = {
         "prorl/service/core/accept.py",
         "there.get(candidate.key) or run.keys.get(candidate.key)",
         "None",
-        f"{APP}::test_same_key_from_fifty_clients_at_once_is_one_group",
+        f"{APP}::test_the_same_key_from_fifty_clients_at_once_is_a_single_group",
     ),
     "another digest under a key": Guard(
         "prorl/service/core/candidates.py",
         "name = digest(text, str(body.n).encode(), sampling.encode())",
         'name = ""',
-        f"{APP}::test_same_key_from_fifty_clients_at_once_is_one_group",
+        f"{APP}::test_the_same_key_from_fifty_clients_at_once_is_a_single_group",
     ),
     "dedupe of commits": Guard(
         "prorl/service/core/commits.py",
@@ -199,16 +199,16 @@ def _run(copy: Path, *tests: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_tests_pass_in_a_copy(copy: Path) -> None:
-    found = _run(copy, *sorted({guard.test for guard in GUARDS.values()}))
-    assert found.returncode == PASSED, found.stdout[-3000:]
+    completed = _run(copy, *sorted({guard.test for guard in GUARDS.values()}))
+    assert completed.returncode == PASSED, completed.stdout[-3000:]
 
 
 @pytest.mark.parametrize("name", GUARDS)
 def test_a_test_fails_without(copy: Path, name: str) -> None:
     guard = GUARDS[name]
     with _off(copy / guard.file, guard):
-        found = _run(copy, guard.test)
-    failed = [line for line in found.stdout.splitlines() if line.startswith("FAILED")]
+        completed = _run(copy, guard.test)
+    failed = [line for line in completed.stdout.splitlines() if line.startswith("FAILED")]
     print(f"\n{name}: off -> {failed}", file=sys.stderr)
-    assert found.returncode == FAILED, found.stdout[-3000:]
-    assert failed, found.stdout[-3000:]
+    assert completed.returncode == FAILED, completed.stdout[-3000:]
+    assert failed, completed.stdout[-3000:]

@@ -27,7 +27,7 @@ from prorl.sandbox.host import UnixSandboxHost
 from prorl.supervisor.service import Supervisor
 from prorl.types import Json, Task
 from tests.agents.test_program import LOOP
-from tests.integration.checks import check_complete, check_nothing_left, rows
+from tests.integration.checks import check_complete, check_no_leftovers, rows
 from tests.integration.services import APART, settings, slots, struck, view
 from tests.waiting import until
 
@@ -44,13 +44,13 @@ PATIENCE_S = 240.0
 def _tasks(first: int, count: int) -> list[Task]:
     """Sums with a Python tool in a sandbox."""
 
-    def one(number: int) -> Task:
+    def task(number: int) -> Task:
         answer = number + 7
         data = {"answer": str(answer), "solution": f"<<{number}+7={answer}>>\n#### {answer}"}
         prompt = f"What is {number} + 7?"
         return Task(task_id=f"sum/{number}", env="math", prompt=prompt, data=data)
 
-    return [one(number) for number in range(first, first + count)]
+    return [task(number) for number in range(first, first + count)]
 
 
 def _config(root: Path, sandbox_kind: str, layout: dict[str, Json] | None = None) -> ServiceConfig:
@@ -84,10 +84,10 @@ async def _strike(
         child.signal(strike)
 
         async def back(lives: int = lives, commits: int = commits) -> bool:
-            found = int((await view(client))["commits"])
+            num_commits = int((await view(client))["commits"])
             # Deaths in a row with no commit that the supervisor is told of would be a crash loop.
-            running.note_commits(found)
-            return child.lives > lives and child.beats and found > commits
+            running.note_commits(num_commits)
+            return child.lives > lives and child.beats and num_commits > commits
 
         await until(back, f"{name} is back and something was committed")
 
@@ -129,7 +129,7 @@ async def test_struck_again_and_again_while_it_holds_work(
         strikes = _strike(running, client, name, strike, times)
         expected, _ = await struck(running, client, strikes, _tasks, WAVE)
         assert running.restarts == times
-    check_nothing_left(root, before)
+    check_no_leftovers(root, before)
     stored = check_complete(root / "r", expected)
     assert rows(stored, "select status, count(*) as n from rollouts group by 1") == [
         {"status": "completed", "n": expected}
@@ -138,7 +138,7 @@ async def test_struck_again_and_again_while_it_holds_work(
 
 
 @pytest.mark.parametrize("workers", [0, 1], ids=["together", "workers"])
-async def test_what_a_killed_chain_has_left_ends_with_its_next_life(
+async def test_the_sandboxes_of_a_killed_chain_end_when_it_restarts(
     tmp_path: Path, workers: int, sandbox_kind: str
 ) -> None:
     """Though no rollout of it begins again, which would end what its earlier attempts have left."""
@@ -156,28 +156,28 @@ async def test_what_a_killed_chain_has_left_ends_with_its_next_life(
         async def full() -> bool:
             return int((await view(client))["counts"].get("running", 0)) == 6
 
-        async def none_left() -> bool:
+        async def have_ended() -> bool:
             return not (await host.status())["sandboxes"]
 
         await until(full, "RUN is full")
-        assert not await none_left()
+        assert not await have_ended()
         running.children["worker-0" if workers else "service"].signal(signal.SIGKILL)
         await asyncio.to_thread(client.cancel, "r")
-        await until(none_left, "no sandbox is left")
+        await until(have_ended, "no sandbox is left")
         assert running.restarts == 1
         await host.close()
 
 
 def _programs(sandboxd: int) -> list[tuple[int, int]]:
     """Programs that wait for a reply, each with its sandbox: what its launcher began below it."""
-    found = []
+    programs = []
     for pid in descendants(sandboxd):
         with suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes()
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
             if words.startswith(b"python3\0-c\0") and state == "S":
-                found.append((pid, int(Path(f"/proc/{pid}/stat").read_text().split()[3])))
-    return found
+                programs.append((pid, int(Path(f"/proc/{pid}/stat").read_text().split()[3])))
+    return programs
 
 
 @pytest.mark.parametrize("what", ["program", "sandbox"])
@@ -198,7 +198,9 @@ async def test_programs_and_their_sandboxes_killed_in_the_middle_of_a_call(
 
                 async def asks(there: list[tuple[int, int]] = there) -> bool:
                     process = running.children["sandboxd"].pid
-                    there[:] = [one for one in _programs(process) if one[0] not in victims]
+                    there[:] = [
+                        program for program in _programs(process) if program[0] not in victims
+                    ]
                     return bool(there)
 
                 await until(asks, "a program waits for its reply")
@@ -209,22 +211,22 @@ async def test_programs_and_their_sandboxes_killed_in_the_middle_of_a_call(
 
         expected, _ = await struck(running, client, strike(), _tasks, WAVE)
         assert running.restarts == 0
-    check_nothing_left(root, before)
+    check_no_leftovers(root, before)
     stored = check_complete(root / "r", expected)
     assert rows(stored, "select status, count(*) as n from rollouts group by 1") == [
         {"status": "completed", "n": expected}
     ]
-    (told,) = rows(
+    (totals,) = rows(
         stored,
         "select sum(attempt - 1)::int as again, count(*) filter (reward < 1) as less from rollouts",
     )
-    print(what, len(victims), "killed of", expected, told)
-    assert told["again"] <= KILLS
+    print(what, len(victims), "killed of", expected, totals)
+    assert totals["again"] <= KILLS
     if what == "sandbox":
-        assert told["again"] > 0
-        assert told["less"] == 0
+        assert totals["again"] > 0
+        assert totals["less"] == 0
     else:
-        assert told["less"] <= KILLS
+        assert totals["less"] <= KILLS
 
 
 def _start(root: Path, tasks: Path, sandbox_kind: str, *more: str) -> subprocess.Popen[bytes]:
@@ -286,16 +288,16 @@ async def test_the_supervisor_killed_ten_times_and_resumed(
         process.kill()
         process.communicate()
 
-        async def gone(ticks: dict[int, int | None] = ticks) -> bool:
+        async def have_exited(ticks: dict[int, int | None] = ticks) -> bool:
             return all(
                 start_ticks(pid) is None or start_ticks(pid) != started
                 for pid, started in ticks.items()
             )
 
-        await until(gone, "the children die with the supervisor")
+        await until(have_exited, "the children die with the supervisor")
     process = _start(root, path, sandbox_kind, "--resume", "r")
     _, errors = await asyncio.to_thread(process.communicate, None, 120)
     assert process.returncode == 0, errors.decode()
-    check_nothing_left(root, before)
+    check_no_leftovers(root, before)
     stored = check_complete(root / "r", count)
     assert rows(stored, "select count(*) as n from rollouts where reward = 1") == [{"n": count}]

@@ -117,7 +117,7 @@ def test_what_was_promised_survives_a_power_cut(
 ) -> None:
     chance = random.Random(SEED)
     moments = set(_moments(recorded, chance))
-    disk, marks, found = Disk(), list[Mark](), Counter[str]()
+    disk, marks, problem_counts = Disk(), list[Mark](), Counter[str]()
     for index, step in enumerate(recorded):
         if isinstance(step, Mark):
             marks.append(step)
@@ -127,9 +127,11 @@ def test_what_was_promised_survives_a_power_cut(
             target = tmp_path / f"{index}-{kept.name}"
             disk.after_a_cut(target, kept, chance)
             for problem in broken(target / "data" / "root", marks):
-                found[f"{kept.name}: {problem}"] += 1
+                problem_counts[f"{kept.name}: {problem}"] += 1
             _remove(target)
-    assert not found, "\n".join(f"{n:4} x {problem}" for problem, n in found.most_common(20))
+    assert not problem_counts, "\n".join(
+        f"{n:4} x {problem}" for problem, n in problem_counts.most_common(20)
+    )
     assert len(marks) == WAVES * (2 * WAVE + 1) + 1
 
 

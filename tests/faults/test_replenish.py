@@ -23,7 +23,7 @@ from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.verify import verify
 from prorl.supervisor.service import Supervisor
 from prorl.types import Task
-from tests.integration.checks import check_nothing_left, rows
+from tests.integration.checks import check_no_leftovers, rows
 
 TARGET, POOL, N = 24, 200, 2
 KILLS = int(os.environ.get("PRORL_KILLS", "8"))
@@ -48,8 +48,8 @@ async def replenished(
 ) -> list[int]:
     """The groups that were kept, in order; with victims, KILLS of these are killed meanwhile."""
     before = set(descendants(os.getpid()))
-    given = {"root": root, "backends": (policy,), "workers": workers}
-    config = ServiceConfig.model_validate(given)
+    fields = {"root": root, "backends": (policy,), "workers": workers}
+    config = ServiceConfig.model_validate(fields)
     chance, most = random.Random(0), KILLS if victims else 0
     async with Supervisor(config) as running:
         client = client_of(running)
@@ -78,7 +78,7 @@ async def replenished(
                 await asyncio.sleep(chance.uniform(0.0, 0.2))
         assert (kills, running.restarts) == (most, most)
         client.close()
-    check_nothing_left(root, before)
+    check_no_leftovers(root, before)
     assert verify(root / "r") == []
     stored = StoredRun(root / "r")
     decided = rows(

@@ -90,7 +90,7 @@ class Frozen:
             *LAYOUTS[layout],
             f"service.sandbox.kind={sandbox_kind}",
         )
-        serve += [word for one in sets for word in ("--set", one)]
+        serve += [word for setting in sets for word in ("--set", setting)]
         self._service = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)
         for process, word in ((self._model, "ready"), (self._service, "serving")):
             assert process.stdout is not None
@@ -101,12 +101,14 @@ class Frozen:
         ours = [pid for pid in descendants(os.getpid()) if pid not in self._before]
         if who == EVERYTHING:
             return ours
-        found = []
+        matching_pids = []
         for pid in ours:
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-                found += [pid for name in who if words[2:3] and set(PARTS[name]) <= set(words)]
-        return found
+                matching_pids += [
+                    pid for name in who if words[2:3] and set(PARTS[name]) <= set(words)
+                ]
+        return matching_pids
 
     def close(self) -> None:
         self._service.terminate()
@@ -165,9 +167,9 @@ def test_a_stop_is_charged_to_no_policy(frozen: Frozen, who: tuple[str, ...], aw
     stored = check_complete(frozen.root / run, COUNT)
     ended = "select status, stop_reason, failure_class, failure_code, max(run_s) as run_s,"
     ended += " count(*) as n from rollouts group by all"
-    (found,) = rows(stored, ended)
-    longest = found.pop("run_s")
-    assert (found["status"], found["failure_class"]) == ("completed", ""), found
+    (outcome,) = rows(stored, ended)
+    longest = outcome.pop("run_s")
+    assert (outcome["status"], outcome["failure_class"]) == ("completed", ""), outcome
     with closing(sqlite3.connect(frozen.root / "control.db")) as log:
         sums = "SELECT sum(attempt - 1), sum(infra_failures), sum(worker_losses) FROM rollouts"
         sums += " WHERE run_id = ?"

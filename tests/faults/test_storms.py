@@ -29,7 +29,7 @@ from prorl.sandbox.host import UnixSandboxHost
 from prorl.supervisor.root import box_dir
 from prorl.supervisor.service import Supervisor
 from prorl.types import Json, SandboxRef, SandboxSpec, Task
-from tests.faults.leftovers import Left, Watched, tool_server
+from tests.faults.leftovers import Leftovers, Watched, tool_server
 from tests.integration.services import APART, settings, slots
 from tests.sandbox.conftest import Sandboxd, end, folder, kind, start_daemon  # noqa: F401 - fixtures
 from tests.waiting import until
@@ -59,7 +59,7 @@ class Storm:
 
     def __init__(self, request: pytest.FixtureRequest, kind_name: str, victim: str) -> None:
         self._request, self._what = request, f"{kind_name} {victim}"
-        self._left, self._waits, self._begin = Left(), [0.0], time.monotonic()
+        self._total, self._waits, self._begin = Leftovers(), [0.0], time.monotonic()
         self.kills = 0
         self.random = random.Random(self._what)
 
@@ -67,17 +67,17 @@ class Storm:
         """Digits that are in no other command line of this machine."""
         return f"{os.getpid()}{next(_serial):05}"
 
-    def note(self, left: Left, seconds: float) -> None:
+    def note(self, leftovers: Leftovers, seconds: float) -> None:
         """After one kill."""
         self.kills += 1
-        self._left += left
+        self._total += leftovers
         self._waits.append(seconds)
-        assert left.total == 0, f"{self._what}, kill {self.kills}: {left}"
+        assert leftovers.total == 0, f"{self._what}, kill {self.kills}: {leftovers}"
 
     def tell(self) -> None:
         """One line on the terminal."""
         line = (
-            f"storm {self._what}: {self.kills} kills, left: {self._left}; all gone after"
+            f"storm {self._what}: {self.kills} kills, left: {self._total}; all gone after"
             f" {max(self._waits):.2f} s at most"
         )
         capture = self._request.config.pluginmanager.get_plugin("capturemanager")
@@ -139,7 +139,7 @@ def watch(daemon: Sandboxd, ref: SandboxRef, mark: str) -> Watched:
     return Watched(Path(ref.socket_path).parent.name, daemon.root, mark)
 
 
-async def one_more(host: UnixSandboxHost, is_due: bool) -> None:
+async def start_sandbox(host: UnixSandboxHost, is_due: bool) -> None:
     """A start that the kill may fall into."""
     if is_due:
         try:
@@ -159,7 +159,7 @@ async def test_sandboxd(request: pytest.FixtureRequest, kind: str, folder: Path)
             async with two_at_work(daemon.host, mark) as refs:
                 watched = watch(daemon, refs[0], mark)
                 await is_busy(watched, 4)
-                starting = asyncio.create_task(one_more(daemon.host, number % 2 == 1))
+                starting = asyncio.create_task(start_sandbox(daemon.host, number % 2 == 1))
                 await asyncio.sleep(figures.random.uniform(0, 0.1))
                 watched.remember(daemon.process.pid)
                 daemon.process.kill()
@@ -172,9 +172,9 @@ async def test_sandboxd(request: pytest.FixtureRequest, kind: str, folder: Path)
                 place = folder / f"{number}-other"
                 place.mkdir(mode=0o711)
             after = await start_daemon(kind, place)
-            left, more = await watched.until_none(daemon=watched.root != after.root)
+            leftovers, more = await watched.until_none(daemon=watched.root != after.root)
             await end(after)
-            figures.note(left + watched.left(daemon=True), seconds + more)
+            figures.note(leftovers + watched.count_leftovers(daemon=True), seconds + more)
 
 
 async def test_zygote(request: pytest.FixtureRequest, kind: str, folder: Path) -> None:  # noqa: F811
@@ -187,20 +187,20 @@ async def test_zygote(request: pytest.FixtureRequest, kind: str, folder: Path) -
                 watched = watch(daemon, refs[0], mark)
                 await is_busy(watched, 4)
                 zygote = (await daemon.host.status())["zygote_pid"]
-                starting = asyncio.create_task(one_more(daemon.host, number % 2 == 1))
+                starting = asyncio.create_task(start_sandbox(daemon.host, number % 2 == 1))
                 await asyncio.sleep(figures.random.uniform(0, 0.1))
                 watched.remember(zygote)
                 os.kill(zygote, signal.SIGKILL)
                 await starting
                 await daemon.host.stop_owner("run/3/1")
-                left, seconds = await watched.until_none()
+                leftovers, seconds = await watched.until_none()
             assert (await daemon.host.status())["live"] == 0
-            figures.note(left, seconds)
+            figures.note(leftovers, seconds)
     await end(daemon)
 
 
 @pytest.mark.parametrize("victim", ["launcher", "tool server"])
-async def test_one_sandbox(
+async def test_killing_a_process_ends_its_own_sandbox_only(
     request: pytest.FixtureRequest,
     kind: str,  # noqa: F811
     folder: Path,  # noqa: F811
@@ -220,7 +220,7 @@ async def test_one_sandbox(
                 launcher = entries[refs[0].sandbox_id]
                 target = launcher if victim == "launcher" else tool_server(launcher)
                 watched.remember(launcher)
-                starting = asyncio.create_task(one_more(daemon.host, number % 2 == 1))
+                starting = asyncio.create_task(start_sandbox(daemon.host, number % 2 == 1))
                 await asyncio.sleep(figures.random.uniform(0, 0.1))
                 os.kill(target, signal.SIGKILL)
                 await starting
@@ -228,9 +228,9 @@ async def test_one_sandbox(
                 assert watched.agents(), "the neighbour goes on"
                 await daemon.host.stop(refs[1])
                 await daemon.host.stop_owner("run/3/1")
-                left, seconds = await watched.until_none()
+                leftovers, seconds = await watched.until_none()
             assert (await daemon.host.status())["live"] == 0
-            figures.note(left, seconds)
+            figures.note(leftovers, seconds)
     await end(daemon)
 
 
@@ -293,8 +293,8 @@ async def test_stages(
                 watched.remember(entry["pid"])
             os.kill(child.pid, signal.SIGKILL)
             await until(lambda: all_done(client, running), "the wave ends")
-            left, seconds = await watched.until_none()
-            figures.note(left, seconds)
+            leftovers, seconds = await watched.until_none()
+            figures.note(leftovers, seconds)
         await host.close()
     assert not box_dir(root).exists()
 
@@ -303,13 +303,13 @@ async def holds_work(host: UnixSandboxHost, victim: str, chance: random.Random) 
     """Until the stage has an attempt in hand: RUN reserves EVAL's sandbox when it begins, and stops
     its own when it ends.
     """
-    wanted = {"eval"} if victim == "eval-0" else {"run", "eval"}
+    expected = {"eval"} if victim == "eval-0" else {"run", "eval"}
 
     async def busy() -> bool:
         purposes: dict[str, set[str]] = {}
         for entry in (await host.status())["sandboxes"]:
             purposes.setdefault(entry["owner"], set()).add(entry["purpose"])
-        return wanted in purposes.values()
+        return expected in purposes.values()
 
     await until(busy, f"{victim} holds work")
     await asyncio.sleep(chance.uniform(0, 0.02 if victim == "eval-0" else 0.3))

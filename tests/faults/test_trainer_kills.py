@@ -121,7 +121,7 @@ async def test_what_is_trained_is_trained_once_and_each_label_is_true(
         wait_s=1.0,
     )
     async with embedded(2) as pool:
-        urls, more = [one.url for one in pool], {"tokenizer": str(TOY), "load_code": True}
+        urls, more = [server.url for server in pool], {"tokenizer": str(TOY), "load_code": True}
         async with (
             signals() as stop,
             service(settings(root, sandbox_kind, *urls, **more), stop) as running,

@@ -17,7 +17,7 @@ import pytest
 from prorl.cli.progress import follow
 from prorl.deploy.running import client_of, service, signals
 from prorl.types import Json, Task
-from tests.integration.checks import check_complete, check_nothing_left, rows
+from tests.integration.checks import check_complete, check_no_leftovers, rows
 from tests.integration.services import settings
 from tests.user_package import installed
 
@@ -115,8 +115,8 @@ async def test_a_users_part_that_misbehaves_costs_its_own_rollout_and_never_the_
         client = client_of(running)
         for part, how in CASES:
             run = f"{part}-{how}".replace(" ", "-")
-            given = {"run_id": run, "limits": {"run_s": 10.0}, **PARTS[part]}
-            await asyncio.to_thread(client.create_run, **given)
+            run_fields = {"run_id": run, "limits": {"run_s": 10.0}, **PARTS[part]}
+            await asyncio.to_thread(client.create_run, **run_fields)
             await asyncio.to_thread(client.submit, run, _tasks(how), 1, key="k", last=True)
         for part, how in CASES:
             run = f"{part}-{how}".replace(" ", "-")
@@ -125,12 +125,12 @@ async def test_a_users_part_that_misbehaves_costs_its_own_rollout_and_never_the_
     failed = "select task_id, failure_code, failure_message, attempt from rollouts"
     failed += " where status <> 'completed'"
     for part, how in CASES:
-        found = rows(check_complete(root / f"{part}-{how}".replace(" ", "-"), 3), failed)
-        print(part, how, found)
+        failures = rows(check_complete(root / f"{part}-{how}".replace(" ", "-"), 3), failed)
+        print(part, how, failures)
         if how == "fork":
-            assert found == []
+            assert failures == []
             continue
-        (one,) = found
-        assert (one["failure_code"], one["attempt"]) == ("bad_task", 1)
-        assert re.search(SAYS[how], one["failure_message"]), one
-    check_nothing_left(root, set())
+        (failure,) = failures
+        assert (failure["failure_code"], failure["attempt"]) == ("bad_task", 1)
+        assert re.search(SAYS[how], failure["failure_message"]), failure
+    check_no_leftovers(root, set())

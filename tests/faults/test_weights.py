@@ -42,9 +42,9 @@ def server() -> Listening:
 async def embedded(count: int) -> AsyncIterator[list[Listening]]:
     async with AsyncExitStack() as stack:
         made = [server() for _ in range(count)]
-        for one in made:
-            stack.push_async_callback(one.kill)
-            await one.start()
+        for weights_server in made:
+            stack.push_async_callback(weights_server.kill)
+            await weights_server.start()
         yield made
 
 
@@ -65,8 +65,8 @@ async def under_fire(client: Client, folder: Path, pool: list[Listening]) -> Non
     first, second, third = pool
     for version in range(1, VERSIONS + 1):
         path = await asyncio.to_thread(checkpoint, folder, version)
-        said = await asyncio.to_thread(client.publish, "r", version, path)
-        assert said["version"] == version
+        reply = await asyncio.to_thread(client.publish, "r", version, path)
+        assert reply["version"] == version
         match version % 5:
             case 1:
                 await first.kill()
@@ -93,10 +93,10 @@ def worst_gap(
     every label were that much too low.
     """
     torch.set_num_threads(1)
-    asked = "select token_ids, logprobs, span_end, span_kind, span_version from sequences"
+    sql = "select token_ids, logprobs, span_end, span_kind, span_version from sequences"
     worst, trained, unknown = 0.0, 0, 0
     models: dict[int, Any] = {}
-    for row in rows(stored, asked):
+    for row in rows(stored, sql):
         ids, begin, place = torch.tensor(row["token_ids"]), 0, 0
         for end, kind, version in zip(
             row["span_end"], row["span_kind"], row["span_version"], strict=True
@@ -113,8 +113,8 @@ def worst_gap(
                     ).eval()
                 with torch.no_grad():
                     logits = models[version](ids[None, :end]).logits[0, begin - 1 : end - 1]
-                said = torch.log_softmax(logits.double(), -1)
-                expected = said[torch.arange(end - begin), ids[begin:end]].numpy()
+                logprobs = torch.log_softmax(logits.double(), -1)
+                expected = logprobs[torch.arange(end - begin), ids[begin:end]].numpy()
                 worst = max(worst, float(np.abs(expected - stored_logprobs).max()))
             begin = end
     return worst, trained, unknown
@@ -125,7 +125,10 @@ async def test_every_logprob_is_of_the_version_that_its_span_names(
 ) -> None:
     root = tmp_path / "root"
     async with embedded(3) as pool:
-        urls, more = [one.url for one in pool[:2]], {"tokenizer": str(TOY), "run": {"slots": 16}}
+        urls, more = (
+            [server.url for server in pool[:2]],
+            {"tokenizer": str(TOY), "run": {"slots": 16}},
+        )
         config = settings(root, sandbox_kind, *urls, **more)
         async with signals() as stop, service(config, stop) as running:
             client = client_of(running)
@@ -135,8 +138,8 @@ async def test_every_logprob_is_of_the_version_that_its_span_names(
             firing = under_fire(client, tmp_path, pool)
             expected, _ = await struck(running, client, firing, says, WAVE)
     stored = check_complete(root / "r", expected)
-    found = rows(stored, "select status, max(attempt) as attempt from rollouts group by 1")
-    assert found == [{"status": "completed", "attempt": 1}]
+    counts = rows(stored, "select status, max(attempt) as attempt from rollouts group by 1")
+    assert counts == [{"status": "completed", "attempt": 1}]
     directories = {0: TOY} | {n: tmp_path / f"v{n}" for n in range(1, VERSIONS + 1)}
     worst, trained, unknown = await asyncio.to_thread(worst_gap, stored, directories)
     (seen,) = rows(stored, "select count(distinct max_version) as n from rollouts")

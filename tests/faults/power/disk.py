@@ -45,9 +45,9 @@ class _File:
         changes = self.pending
         if kept is Kept.SOME:
             changes = [change for change in changes if chance.random() < 0.5]
-        found = bytearray(self.synced)
-        _apply(found, changes)
-        return bytes(found)
+        content = bytearray(self.synced)
+        _apply(content, changes)
+        return bytes(content)
 
 
 @dataclass(slots=True)
@@ -74,15 +74,15 @@ class Disk:
         self._top = _Folder()
 
     def _folder(self, path: Path) -> _Folder | None:
-        found: _File | _Folder | None = self._top
+        node: _File | _Folder | None = self._top
         for name in path.parts:
-            found = found.names.get(name) if isinstance(found, _Folder) else None
-        return found if isinstance(found, _Folder) else None
+            node = node.names.get(name) if isinstance(node, _Folder) else None
+        return node if isinstance(node, _Folder) else None
 
     def _file(self, path: Path) -> _File | None:
         folder = self._folder(path.parent)
-        found = folder.names.get(path.name) if folder is not None else None
-        return found if isinstance(found, _File) else None
+        entry = folder.names.get(path.name) if folder is not None else None
+        return entry if isinstance(entry, _File) else None
 
     def size(self, path: Path) -> int:
         """Bytes of a file; 0 when there is none."""

@@ -90,11 +90,11 @@ def listener() -> int:
     header = struct.pack("HxxxxxxP", len(code.raw) // 8, ctypes.addressof(code))
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     flags = ctypes.c_uint(SECCOMP_FILTER_FLAG_NEW_LISTENER)
-    found = libc.syscall(SYS_SECCOMP, SECCOMP_SET_MODE_FILTER, flags, header)
-    if found < 0:
+    descriptor = libc.syscall(SYS_SECCOMP, SECCOMP_SET_MODE_FILTER, flags, header)
+    if descriptor < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"seccomp: {os.strerror(number)}")
-    return int(found)
+    return int(descriptor)
 
 
 def main() -> None:

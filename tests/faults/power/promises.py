@@ -48,10 +48,10 @@ def _runs(root: Path, log: sqlite3.Connection) -> Iterator[str]:
             continue
         for commit in commits:
             yield from (f"shown {commit.commit_seq}: {why}" for why in _files(commit, directory))
-        shown = {commit.commit_seq for commit in commits}
+        visible = {commit.commit_seq for commit in commits}
         parts = "SELECT commit_seq, part, files, published FROM parts WHERE run_id = ?"
         for seq, part, files, published in log.execute(parts, (run_id,)).fetchall():
-            if published and seq not in shown and seq > directory.compacted().last:
+            if published and seq not in visible and seq > directory.compacted().last:
                 yield f"commit {seq} counts as published and is not there"
             named = tuple(PartFile(**file) for file in json.loads(files))
             commit = Commit(commit_seq=seq, part=part, files=named, run_id=run_id)
@@ -78,8 +78,8 @@ def _handed(log: sqlite3.Connection, value: list[int]) -> bool:
 
 
 def _cursor(log: sqlite3.Connection, seq: int) -> bool:
-    found = log.execute("SELECT max(seq) FROM cursors").fetchone()[0]
-    return found is not None and found >= seq
+    last_seq = log.execute("SELECT max(seq) FROM cursors").fetchone()[0]
+    return last_seq is not None and last_seq >= seq
 
 
 def _finished(log: sqlite3.Connection, run_id: str) -> bool:

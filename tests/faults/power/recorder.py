@@ -69,10 +69,10 @@ class Task:
     def text(self, address: int) -> Path:
         """A path that it names."""
         page = 4096 - address % 4096
-        found = self.memory(address, page)
-        while b"\0" not in found and len(found) < MAX_PATH:
-            found += self.memory(address + len(found), 4096)
-        return Path(os.fsdecode(found.partition(b"\0")[0]))
+        content = self.memory(address, page)
+        while b"\0" not in content and len(content) < MAX_PATH:
+            content += self.memory(address + len(content), 4096)
+        return Path(os.fsdecode(content.partition(b"\0")[0]))
 
     def at(self, folder: int, address: int) -> Path:
         """The same, from an open folder on."""
@@ -85,9 +85,9 @@ class Task:
 
     def offset(self, descriptor: int) -> int | None:
         """Where the next write goes; None for the end."""
-        said = (self._proc / "fdinfo" / str(descriptor)).read_text().split()
-        flags = int(said[said.index("flags:") + 1], 8)
-        return None if flags & os.O_APPEND else int(said[said.index("pos:") + 1])
+        words = (self._proc / "fdinfo" / str(descriptor)).read_text().split()
+        flags = int(words[words.index("flags:") + 1], 8)
+        return None if flags & os.O_APPEND else int(words[words.index("pos:") + 1])
 
     def vector(self, address: int, count: int) -> bytes:
         """What an `iovec[]` holds."""
@@ -144,11 +144,11 @@ class Recorder:
         while True:
             ((_, events),) = poll.poll()
             if events & select.POLLIN:
-                self._one()
+                self._record_call()
             elif events & select.POLLHUP:
                 return
 
-    def _one(self) -> None:
+    def _record_call(self) -> None:
         notice = bytearray(80)
         try:
             fcntl.ioctl(self._handle, RECEIVE, notice)
@@ -189,8 +189,8 @@ class Recorder:
                 yield Change(change.what, (*inside, *rest), change.more)
 
     def _sizes_of(self, path: Path) -> int:
-        found = _below(path, self._folder)
-        return self._sizes.size(found) if found is not None else 0
+        relative = _below(path, self._folder)
+        return self._sizes.size(relative) if relative is not None else 0
 
 
 def _signed(value: int) -> int:
