@@ -45,9 +45,9 @@ def work(tmp_path: Path) -> Workload:
 def test_a_policy_takes_what_can_be_counted_by_hand(
     policy: object, seconds: float, work: Workload
 ) -> None:
-    found = policy(work, EASY)  # type: ignore[operator]
-    assert isinstance(found, Outcome)
-    assert (found.seconds, found.trained) == (seconds, 8)
+    outcome = policy(work, EASY)  # type: ignore[operator]
+    assert isinstance(outcome, Outcome)
+    assert (outcome.seconds, outcome.trained) == (seconds, 8)
 
 
 def test_ours_wastes_less_and_is_faster_where_rollouts_have_tails() -> None:

@@ -13,7 +13,7 @@ from prorl.bench.dapo_model import Outcome, Setup, Workload, serve
 from prorl.filters import find_filter
 from prorl.types import Json
 
-ONE = Setup(slots=4, step=1, steps=1, train_s=5.0)
+SINGLE_STEP = Setup(slots=4, step=1, steps=1, train_s=5.0)
 
 
 def played(folder: Path, *groups: tuple[list[float], list[float]], **run: Json) -> Outcome:
@@ -21,7 +21,9 @@ def played(folder: Path, *groups: tuple[list[float], list[float]], **run: Json) 
     file = folder / "work"
     rows = [{"rewards": rewards, "seconds": seconds} for rewards, seconds in groups]
     file.write_text("\n".join(map(json.dumps, rows)))
-    return serve(Workload(n=len(groups[0][0]), file=file), ONE, {"max_open_groups": 1, **run})
+    return serve(
+        Workload(n=len(groups[0][0]), file=file), SINGLE_STEP, {"max_open_groups": 1, **run}
+    )
 
 
 def test_a_straggler_is_waited_for_as_long_as_its_grace(tmp_path: Path) -> None:
@@ -32,7 +34,7 @@ def test_a_straggler_is_waited_for_as_long_as_its_grace(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("filter_name", "seconds"), [("dapo", 905), ("pass_rate:0.1-0.7", 25)])
-def test_a_group_whose_verdict_is_certain_leaves_its_slots(
+def test_a_group_with_a_certain_verdict_frees_its_slots(
     filter_name: str, seconds: float, tmp_path: Path
 ) -> None:
     easy, good = ([1.0] * 4, [10.0, 10.0, 10.0, 890.0]), ([1.0, 0.0] * 2, [10.0] * 4)
@@ -59,9 +61,9 @@ def test_only_what_nobody_can_change_is_certain(
 
 def test_where_nothing_may_be_stale_a_full_step_ends_what_is_open(tmp_path: Path) -> None:
     fast, slow = ([1.0, 0.0], [10.0, 10.0]), ([1.0, 0.0], [500.0, 500.0])
-    found = played(tmp_path, fast, slow, max_open_groups=2, max_staleness=0, target_groups=9)
-    assert found.seconds == 15
-    assert found.worked_s == 40, "what was open had ended when the step was full"
+    outcome = played(tmp_path, fast, slow, max_open_groups=2, max_staleness=0, target_groups=9)
+    assert outcome.seconds == 15
+    assert outcome.worked_s == 40, "what was open had ended when the step was full"
 
 
 def test_a_late_group_is_counted_on_once_its_rewards_differ(tmp_path: Path) -> None:

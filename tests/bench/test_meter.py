@@ -40,7 +40,7 @@ def test_cpu_of_a_child_is_counted_with_a_group_of_its_own_and_without() -> None
     assert 0.25 < _used_s(CpuMeter(None)) < 2.0
 
 
-def test_the_group_is_gone_afterwards() -> None:
+def test_the_process_group_has_exited_afterwards() -> None:
     with cpu_meter() as meter:
         source, group = meter.source, meter._group
     assert (group is None) == (source != "cpuacct")

@@ -40,7 +40,7 @@ def test_marks_of_another_process_are_read_on_the_same_clock(tmp_path: Path) -> 
     assert not list(read(tmp_path / "trace", since_s=time.monotonic()))
 
 
-def test_a_handoff_is_the_time_between_the_two_ends_of_one_edge() -> None:
+def test_a_handoff_is_the_time_between_the_two_ends_of_an_edge() -> None:
     first, second = AttemptKey("r", 1, 1), AttemptKey("r", 2, 1)
     marks = [
         Mark(1.0, "ran", OFFERED, first),

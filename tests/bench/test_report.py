@@ -39,15 +39,15 @@ def _report() -> Report:
 
 
 def test_json_has_exactly_the_documented_keys() -> None:
-    found = orjson.loads(orjson.dumps(_report().to_json()))
-    assert set(found) == {"bench", "machine", "rows"}
-    assert found["machine"]["cores"] >= 1
-    assert found["machine"]["memory_gib"] > 0
-    assert found["machine"]["pyarrow"][0].isdigit()
-    assert set(found["rows"][0]) == KEYS
-    assert set(found["rows"][1]) == {*KEYS, "note"}
-    assert found["rows"][0]["repeats"] == [0.5, 0.4, 0.9]
-    assert found["rows"][0]["value"] == 0.5
+    report = orjson.loads(orjson.dumps(_report().to_json()))
+    assert set(report) == {"bench", "machine", "rows"}
+    assert report["machine"]["cores"] >= 1
+    assert report["machine"]["memory_gib"] > 0
+    assert report["machine"]["pyarrow"][0].isdigit()
+    assert set(report["rows"][0]) == KEYS
+    assert set(report["rows"][1]) == {*KEYS, "note"}
+    assert report["rows"][0]["repeats"] == [0.5, 0.4, 0.9]
+    assert report["rows"][0]["value"] == 0.5
 
 
 def test_losing_rows_are_printed_and_empty_columns_are_not(

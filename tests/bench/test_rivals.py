@@ -53,14 +53,14 @@ def test_lost_work_and_waits(run: ModuleType) -> None:
 def test_a_cut_programme_goes_on_where_it_was(run: ModuleType, tmp_path: Path) -> None:
     stale = row(run, turn=1, commit="another")
     rows = [row(run), row(run, turn=2), stale]
-    (tmp_path / "cells.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
-    said = programme(tmp_path, "clean", "skyrl", RIVALS_BUDGET_S="0")
-    assert [line for line in said if line.startswith("no time left")] == [
+    (tmp_path / "cells.jsonl").write_text("".join(json.dumps(cell) + "\n" for cell in rows))
+    output = programme(tmp_path, "clean", "skyrl", RIVALS_BUDGET_S="0")
+    assert [line for line in output if line.startswith("no time left")] == [
         "no time left for Cell(player='skyrl', fault='', turn=1)"
     ]
 
 
-def test_the_clock_is_shown_of_quiet_cores_only(run: ModuleType) -> None:
+def test_clock_figures_are_printed_for_quiet_cores_only(run: ModuleType) -> None:
     quiet, loud = row(run), row(run, turn=1, others=0.5)
     assert "| 3.0 | 50% |" in run.table([quiet])
     assert "rollouts a second are left out" in run.table([quiet, loud])
@@ -69,7 +69,7 @@ def test_the_clock_is_shown_of_quiet_cores_only(run: ModuleType) -> None:
     assert "| skyrl | trainer | not struck |" in run.table([unstruck])
 
 
-def test_the_model_speaks_in_one_piece_and_as_a_stream(run: ModuleType, tmp_path: Path) -> None:
+def test_the_model_replies_at_once_and_as_a_stream(run: ModuleType, tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "[17] Work out the chain that starts at 17."}]
 
     def ask(url: str, **more: Any) -> str:

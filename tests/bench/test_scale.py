@@ -12,7 +12,7 @@ from prorl.bench.scale import NUM_TIMES, times_s, worked_share
 from prorl.config import RunConfig
 
 
-def test_waits_have_the_mean_that_was_asked_for() -> None:
+def test_waits_have_the_requested_mean() -> None:
     waits = times_s(8.0)
     assert len(waits) == NUM_TIMES
     assert np.mean(waits) == pytest.approx(8.0, abs=0.01)

@@ -37,9 +37,9 @@ def test_no_extra_brings_a_copyleft_package(extra: str) -> None:
 
 
 def _walk(requirement: str, seen: set[str]) -> None:
-    found = re.match(r"[A-Za-z0-9._-]+", requirement)
-    assert found
-    name = found[0].lower().replace("_", "-")
+    name_match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert name_match
+    name = name_match[0].lower().replace("_", "-")
     try:
         further = requires(name) or []
     except PackageNotFoundError:

@@ -53,7 +53,7 @@ def _live(folder: Path) -> None:
     """What the events of a run cost that grows by a commit a second, and what they tell."""
     run, rng = make_run(folder / "r", PER_S, 1), np.random.default_rng(0)
     with _server(folder) as (url, pid), ThreadPoolExecutor(1) as threads:
-        told = threads.submit(asyncio.run, _events(Viewer(url), LIVE_S))
+        num_events = threads.submit(asyncio.run, _events(Viewer(url), LIVE_S))
         time.sleep(5)  # until it is open
         before, start = _cpu_s(pid), time.monotonic()
         for second in range(1, LIVE_S + 1):
@@ -63,19 +63,19 @@ def _live(folder: Path) -> None:
         share = (_cpu_s(pid) - before) / wall
         print(
             f"{PER_S * LIVE_S / wall:,.0f} rollouts/s for {wall:.0f} s:"
-            f" {share:.1%} of a core, {told.result()} events"
+            f" {share:.1%} of a core, {num_events.result()} events"
         )
 
 
 async def _events(viewer: Viewer, count: int) -> int:
     """How many were heard until the run had grown so often."""
-    heard = 0
-    async with viewer.events("api/runs/r/events") as told:
-        async for now in told:
-            heard += 1
+    num_events = 0
+    async with viewer.events("api/runs/r/events") as events:
+        async for now in events:
+            num_events += 1
             if now["totals"]["rollouts"] >= PER_S * (count + 1):
                 break
-    return heard
+    return num_events
 
 
 def _click(url: str, pid: int) -> None:

@@ -118,34 +118,34 @@ def compare(tmp_path: Path, a: dict[str, list[float]], b: dict[str, list[float]]
 def test_flipped_tasks_come_first_each_with_its_interval(tmp_path: Path) -> None:
     a = {"flip": [0.0, 0.0, 1.0, 0.0], "more": [0.5] * 4, "same": [1.0] * 4, "mine": [1.0]}
     b = {"flip": [1.0, 1.0, 0.0, 1.0], "more": [2.0, 2.5, 2.0, 2.5], "same": [1.0] * 4}
-    found = compare(tmp_path, a, b)
-    assert [(task.task_id, task.flipped) for task in found.tasks] == [
+    difference = compare(tmp_path, a, b)
+    assert [(task.task_id, task.flipped) for task in difference.tasks] == [
         ("flip", True),
         ("more", False),
         ("same", False),
     ], "a task of one run alone is in no difference"
-    flip, more, same = found.tasks
+    flip, more, same = difference.tasks
     assert flip.difference == 0.5
     assert flip.low < 0 < flip.high, "of four rollouts each nothing is certain"
     assert 0 < more.low < more.difference == 1.75 < more.high
     assert same.low < same.difference == 0 < same.high, "four of four is not certainty"
-    assert found.mean == pytest.approx(0.75)
-    assert found.low < 0.75 < found.high
+    assert difference.mean == pytest.approx(0.75)
+    assert difference.low < 0.75 < difference.high
 
 
 def test_of_single_rewards_that_are_no_shares_everything_is_possible(tmp_path: Path) -> None:
-    found = compare(tmp_path, {"t": [0.3]}, {"t": [0.9]})
-    assert (found.tasks[0].low, found.tasks[0].high) == (-math.inf, math.inf)
+    difference = compare(tmp_path, {"t": [0.3]}, {"t": [0.9]})
+    assert (difference.tasks[0].low, difference.tasks[0].high) == (-math.inf, math.inf)
 
 
 async def test_the_server_tells_both(tmp_path: Path) -> None:
     for name in ("a", "b"):
         make_run(tmp_path / name, 64, 1)
     with viewing(tmp_path) as viewer:
-        status, found = await viewer.ask("api/difference?a=a&b=b")
-        assert (status, found["shared"], found["flipped"], found["mean"]) == (200, 8, 0, 0.0)
-        status, found = await viewer.ask("api/runs/a/curves/step")
-        assert (status, found["axis"]) == (200, "trainer step")
-        status, found = await viewer.ask("api/runs/a/curves/moon")
+        status, body = await viewer.ask("api/difference?a=a&b=b")
+        assert (status, body["shared"], body["flipped"], body["mean"]) == (200, 8, 0, 0.0)
+        status, body = await viewer.ask("api/runs/a/curves/step")
+        assert (status, body["axis"]) == (200, "trainer step")
+        status, body = await viewer.ask("api/runs/a/curves/moon")
         assert status == 422
-        assert "oldest" in found["error"]
+        assert "oldest" in body["error"]

@@ -59,7 +59,7 @@ def test_every_figure_and_table_has_an_answer(root: Path, kind: str) -> None:
             opened.answer(f'select * from "{name}"', rows=1)
 
 
-def test_the_list_has_what_was_asked_and_answered_and_finds_words(root: Path) -> None:
+def test_the_list_shows_prompt_and_answer_and_searches_words(root: Path) -> None:
     served, faulty, many = (Opened(str(root / kind)) for kind in ("served", "faulty", "many"))
     assert [row["asked"] for row in served.page(Question(), 0, 1)["rows"]] == ["t0"]
     (row,) = many.page(Question(), 8, 1)["rows"]
@@ -67,8 +67,8 @@ def test_the_list_has_what_was_asked_and_answered_and_finds_words(root: Path) ->
     assert row["answered"].startswith("assistant says 8")
     assert faulty.page(Question(words="JUDGE away"), 0, 9)["total"] == 8
     assert faulty.page(Question(words="judge's"), 0, 9)["total"] == 0
-    found = many.page(Question(words="1187", where="reward >= 0 -- all"), 0, 9)
-    assert [row["rollout_id"] for row in found["rows"]] == [1187]
+    page = many.page(Question(words="1187", where="reward >= 0 -- all"), 0, 9)
+    assert [row["rollout_id"] for row in page["rows"]] == [1187]
     assert many.facets(Question(words="1187"))
 
 

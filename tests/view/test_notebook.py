@@ -35,9 +35,9 @@ def test_a_run_shows_its_rows_and_its_figures(tmp_path: Path) -> None:
 def test_a_figure_lives_in_a_frame_that_nothing_leaves(tmp_path: Path) -> None:
     text = "</script><script>window.hacked=1</script>"
     run_that_says(tmp_path / "r", [text])
-    shown = prorl.open(tmp_path / "r").plot.slow()
-    assert shown.rows[0]["x"] == text
-    page = shown._repr_html_()
+    plot = prorl.open(tmp_path / "r").plot.slow()
+    assert plot.rows[0]["x"] == text
+    page = plot._repr_html_()
     assert 'sandbox="allow-scripts"' in page
     assert "hacked" in page
     assert "&lt;script&gt;window.hacked" not in page
@@ -51,16 +51,20 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("RUNS", str(tmp_path / "r"))
     manager, client = start_new_kernel(startup_timeout=120, cwd=str(tmp_path))
     try:
-        shown: list[Any] = []
+        outputs: list[Any] = []
         for cell in orjson.loads(NOTEBOOK.read_bytes())["cells"]:
             if cell["cell_type"] == "code":
-                told = client.execute_interactive(
-                    "".join(cell["source"]), timeout=120, output_hook=shown.append
+                reply = client.execute_interactive(
+                    "".join(cell["source"]), timeout=120, output_hook=outputs.append
                 )
-                assert told["content"]["status"] == "ok", told["content"]
-        given = [said["content"]["data"] for said in shown if said["msg_type"] == "execute_result"]
-        assert "<td>r</td><td>64</td>" in given[0]["text/html"]
-        assert sum("<iframe" in data.get("text/html", "") for data in given) == 2
+                assert reply["content"]["status"] == "ok", reply["content"]
+        results = [
+            output["content"]["data"]
+            for output in outputs
+            if output["msg_type"] == "execute_result"
+        ]
+        assert "<td>r</td><td>64</td>" in results[0]["text/html"]
+        assert sum("<iframe" in data.get("text/html", "") for data in results) == 2
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)

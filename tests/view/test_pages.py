@@ -76,7 +76,9 @@ class Tab:
         page.set_default_timeout(PATIENCE_MS)
         self.wrong: list[str] = []
         page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        page.on("console", lambda said: self.wrong.extend([said.text] * (said.type == "error")))
+        page.on(
+            "console", lambda message: self.wrong.extend([message.text] * (message.type == "error"))
+        )
         page.on(
             "request",
             lambda sent: self.wrong.extend([sent.url] * (not sent.url.startswith(self._address))),
@@ -136,8 +138,8 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
             tab.go(place)
         for number, text in enumerate(HOSTILE):
             tab.go(f"#/r/rollout/{number}")
-            said = page.locator(".message pre").first.text_content()
-            assert said == text, text
+            content = page.locator(".message pre").first.text_content()
+            assert content == text, text
         assert (
             page.locator("script:not([src]), iframe, object, embed, base, form[action]").count()
             == 0
@@ -162,11 +164,15 @@ def test_no_serious_finding_of_axe(tmp_path: Path, theme: str) -> None:
         for place in (*places, *views):
             tab.go(place)
             tab.page.wait_for_timeout(300)
-            found = tab.page.evaluate("() => axe.run()")
+            report = tab.page.evaluate("() => axe.run()")
             bad = [
-                (one["id"], one["nodes"][0]["html"][:200], one["nodes"][0]["failureSummary"])
-                for one in found["violations"]
-                if one["impact"] in ("serious", "critical")
+                (
+                    finding["id"],
+                    finding["nodes"][0]["html"][:200],
+                    finding["nodes"][0]["failureSummary"],
+                )
+                for finding in report["violations"]
+                if finding["impact"] in ("serious", "critical")
             ]
             assert bad == [], place
 

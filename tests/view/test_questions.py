@@ -160,7 +160,7 @@ QUESTIONS: tuple[Callable[[Asker], None], ...] = (
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+def run_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
     root = tmp_path_factory.mktemp("runs")
     make_run(root / "r", 2000, 2)
     make_run(root / "s", 400, 1, seed=1)
@@ -172,10 +172,10 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
 def _train(stored: StoredRun, count: int, apart: float) -> None:
     """What a trainer leaves that found each of the first tokens this much less likely."""
     rows = stored.read("sequences").sort_by("sequence_id").slice(0, count).to_pylist()
-    known = {field.name: None for field in TRAINED if field.nullable}
+    nullable = {field.name: None for field in TRAINED if field.nullable}
     zero = {f.name: "" if pa.types.is_string(f.type) else 0 for f in TRAINED if not f.nullable}
     made = [
-        known
+        nullable
         | zero
         | {
             name: row[name]
@@ -191,10 +191,10 @@ def _train(stored: StoredRun, count: int, apart: float) -> None:
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.__name__)
 def test_a_question_is_answered_by_clicks(
-    asked: Tab, question: Callable[[Asker], None], record_property: Callable[[str, object], None]
+    run_tab: Tab, question: Callable[[Asker], None], record_property: Callable[[str, object], None]
 ) -> None:
-    asked.go("#/r")
-    asker, began = Asker(asked), time.monotonic()
+    run_tab.go("#/r")
+    asker, began = Asker(run_tab), time.monotonic()
     question(asker)
     took = time.monotonic() - began
     print(f"{(question.__doc__ or '').splitlines()[0]} {asker.clicks} clicks, {took:.1f} s")

@@ -21,8 +21,8 @@ def served(root: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], View
     process = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        said = (line for line in process.stdout if line.startswith("look at"))
-        yield process, Viewer(next(said).split()[-1])
+        lines = (line for line in process.stdout if line.startswith("look at"))
+        yield process, Viewer(next(lines).split()[-1])
     finally:
         process.kill()
         process.communicate()
@@ -37,8 +37,8 @@ async def test_pages_of_a_service_follow_its_runs_and_end_with_it(tmp_path: Path
             client.create_run(run_id="r")
             client.submit("r", [task], n=2)
             assert (await viewer.ask("api/runs"))[1] == {"runs": ["r"]}
-            async with viewer.events("api/runs/r/events") as told:
-                async for now in told:
+            async with viewer.events("api/runs/r/events") as events:
+                async for now in events:
                     assert now["service"] is not None, "it knows where the service is"
                     if now["totals"]["rollouts"] == 2:
                         break

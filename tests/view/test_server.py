@@ -35,8 +35,8 @@ async def test_answers_our_own_page_alone(tmp_path: Path) -> None:
     with viewing(tmp_path) as viewer:
         assert await viewer.ask("api/runs") == (200, {"runs": ["r"]})
         for what, headers in REFUSED.items():
-            status, said = await viewer.ask("api/runs", headers)
-            assert (status, list(said)) == (403, ["error"]), what
+            status, body = await viewer.ask("api/runs", headers)
+            assert (status, list(body)) == (403, ["error"]), what
         for path in ("api/runs/none", "api/runs/r/rollouts/99", "api/runs/r/figures/x"):
             assert (await viewer.ask(path))[0] == 404, path
         for path in ("rows?limit=x", "rows?order=nope", "rows?where=1)+--", "sql?q=drop+table+x"):
@@ -62,8 +62,8 @@ def test_a_page_of_rows_wherever_it_lies(tmp_path: Path) -> None:
 
 def test_facets_count_the_chosen_and_all(tmp_path: Path) -> None:
     make_run(tmp_path / "r", 400, 2)
-    found = Opened(str(tmp_path / "r")).facets(Question("failure_code <> ''"))
-    (turned,) = [row for row in found if row["value"] == "turn_limit"]
+    facets = Opened(str(tmp_path / "r")).facets(Question("failure_code <> ''"))
+    (turned,) = [row for row in facets if row["value"] == "turn_limit"]
     assert (turned["n"], turned["of"]) == (8, 8)
 
 
@@ -103,11 +103,11 @@ async def test_notes_stand_in_a_copy_and_in_its_sql(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "r", tmp_path / "disk" / "copy")
     with viewing(tmp_path / "disk" / "copy") as viewer:
         note = orjson.dumps({"rollout_id": 3, "label": "hack", "comment": "<b>"})
-        status, said = await viewer.ask("api/runs/copy/annotations", body=note)
-        assert (status, said["annotations"][0]["label"]) == (200, "hack")
-        assert said["annotations"][0]["author"] == "tester"
-        found = "api/runs/copy/rows?where=rollout_id+in+(select+rollout_id+from+annotations)"
-        assert (await viewer.ask(found))[1]["total"] == 1
+        status, reply = await viewer.ask("api/runs/copy/annotations", body=note)
+        assert (status, reply["annotations"][0]["label"]) == (200, "hack")
+        assert reply["annotations"][0]["author"] == "tester"
+        rows_path = "api/runs/copy/rows?where=rollout_id+in+(select+rollout_id+from+annotations)"
+        assert (await viewer.ask(rows_path))[1]["total"] == 1
         bad = await viewer.ask("api/runs/copy/annotations", body=b'{"rollout_id": 99}')
         assert bad[0] == 422
 
@@ -140,7 +140,7 @@ def test_reads_a_disk_that_takes_no_writes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_spells_ids_one_by_one() -> None:
+def test_spells_ids_individually() -> None:
     pieces = Pieces("bytes")
     text = "añ€😀<|im_end|>"
     ids = np.concatenate([np.frombuffer("añ€😀".encode(), np.uint8), [258]]).astype(np.int32)
@@ -155,12 +155,12 @@ def test_spells_ids_one_by_one() -> None:
 async def test_tells_of_a_live_run_when_it_has_grown(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", 16, 2)
     with viewing(tmp_path) as viewer, anyio.fail_after(60):
-        async with viewer.events("api/runs/r/events") as told:
-            first = await anext(told)
+        async with viewer.events("api/runs/r/events") as events:
+            first = await anext(events)
             assert first["totals"]["rollouts"] == 16
             assert "no service" in first["silent"]
             add_commit(run, 3, range(16, 32), 2, 64, np.random.default_rng(1))
-            assert (await anext(told))["totals"]["rollouts"] == 32
+            assert (await anext(events))["totals"]["rollouts"] == 32
 
 
 def test_refuses_a_place_without_runs(tmp_path: Path) -> None:

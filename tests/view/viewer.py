@@ -72,18 +72,18 @@ def viewing(where: str | Path) -> Iterator[Viewer]:
         thread.join()
 
 
-def run_that_says(where: Path, said: Sequence[str], tokens: int = 64) -> RunDir:
+def run_that_says(where: Path, texts: Sequence[str], tokens: int = 64) -> RunDir:
     """A run of one rollout for each text, in which everybody says it and a task is called so."""
     run = make_run(where, 0, 0)
-    ids = np.arange(len(said))
+    ids = np.arange(len(texts))
     tables = rollout_tables(ids, tokens, np.random.default_rng(0))
     messages = tables["messages"]
-    each = messages.num_rows // len(said)
-    everywhere = pa.array([text for text in said for _ in range(each)])
+    each = messages.num_rows // len(texts)
+    everywhere = pa.array([text for text in texts for _ in range(each)])
     for name in ("content", "reasoning", "name"):
         tables["messages"] = _with(tables["messages"], "messages", name, everywhere)
     for name in ("task_id", "failure_message"):
-        tables["rollouts"] = _with(tables["rollouts"], "rollouts", name, pa.array(list(said)))
+        tables["rollouts"] = _with(tables["rollouts"], "rollouts", name, pa.array(list(texts)))
     write_commit(run, run.name, 1, tables)
     return run
 
