@@ -43,7 +43,7 @@ def test_a_module_says_what_it_owns() -> None:
 
 
 def test_queues_are_bounded() -> None:
-    found = [
+    unbounded = [
         f"{path}:{node.lineno}"
         for path, tree in trees().items()
         if path != ROOT / BY_BYTES
@@ -52,14 +52,14 @@ def test_queues_are_bounded() -> None:
         and getattr(node.func, "id", getattr(node.func, "attr", "")) in QUEUES
         and not (node.args or node.keywords)
     ]
-    assert not found, f"unbounded: {found}"
+    assert not unbounded, f"unbounded: {unbounded}"
 
 
 def test_broad_catches_live_in_boundary_only() -> None:
     """Apart: what runs inside a sandbox (no prorl to import there), and a process's main, which
     logs its last words.
     """
-    found = [
+    broad = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path, tree in trees().items()
         for node in ast.walk(tree)
@@ -71,7 +71,7 @@ def test_broad_catches_live_in_boundary_only() -> None:
         and path.name not in ("judge.py", "child.py", "__main__.py")
         and not any(isinstance(inner, ast.Raise) and inner.exc is None for inner in ast.walk(node))
     ]
-    assert not found, f"use prorl.errors.boundary: {found}"
+    assert not broad, f"use prorl.errors.boundary: {broad}"
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +226,7 @@ def _options(node: ast.ClassDef) -> Iterator[ast.keyword]:
             yield from decorator.keywords
 
 
-def test_each_record_of_the_state_has_one_writer() -> None:
+def test_each_record_of_the_state_has_a_single_writer() -> None:
     """`run.delivery.kept += 1` changes what `delivery` is; `worker.in_flight.add(...)` a field that
     has this name in one of the whole records, whatever the variable is called.
     """
@@ -236,7 +236,7 @@ def test_each_record_of_the_state_has_one_writer() -> None:
     for path, tree in trees().items():
         if ROOT / "prorl/service" not in path.parents or path == STATE:
             continue
-        for attribute in (found for node in ast.walk(tree) for found in _changed(node)):
+        for attribute in (changed for node in ast.walk(tree) for changed in _changed(node)):
             holder, field = _name(attribute.value), attribute.attr
             if holder in pieces and field in fields[pieces[holder]]:
                 writers[pieces[holder]].add(path.name)

@@ -44,7 +44,7 @@ NAMES = (
 def sequences_table(sequences: list[Sequence]) -> pa.RecordBatch:
     structs = pa.array([sequence_values(s) for s in sequences], SEQUENCE)
     count = len(sequences)
-    known = {
+    arrays = {
         "sequence_id": pa.array(range(count), pa.int64()),
         "rollout_id": pa.array(range(count), pa.int64()),
         "group_id": pa.array([0] * count, pa.int64()),
@@ -53,7 +53,7 @@ def sequences_table(sequences: list[Sequence]) -> pa.RecordBatch:
         "reward": pa.array([0.5] * count, pa.float32()),
     }
     return pa.RecordBatch.from_arrays(
-        [known.get(n) or structs.field(n) for n in SEQUENCES.names], schema=SEQUENCES
+        [arrays.get(n) or structs.field(n) for n in SEQUENCES.names], schema=SEQUENCES
     )
 
 
@@ -67,8 +67,8 @@ def test_lease_round_trip(lease: Lease) -> None:
 
 @given(st.lists(mine.leases, min_size=2, max_size=3))
 def test_a_budget_is_read_from_any_row_of_a_batch(leases: list[Lease]) -> None:
-    found = rows(leased_batch(leases))
-    assert [columns.read_limit(row, "eval_s") for row in found] == [
+    leased_rows = rows(leased_batch(leases))
+    assert [columns.read_limit(row, "eval_s") for row in leased_rows] == [
         lease.limits.eval_s for lease in leases
     ]
 
@@ -171,12 +171,12 @@ def test_an_invalid_sequence_is_named(change: dict[str, np.ndarray], problem: st
         "span_temperature_S": np.array([1, 1], np.float32),
     }
     good, bad = Sequence(segment=0, **fields), Sequence(segment=0, **(fields | change))
-    found = validate_sequences(sequences_table([good, bad]))
-    assert found[0] == ""
-    assert problem in found[1]
+    problems = validate_sequences(sequences_table([good, bad]))
+    assert problems[0] == ""
+    assert problem in problems[1]
 
 
-def test_one_changed_value_changes_the_hash() -> None:
+def test_a_single_changed_value_changes_the_hash() -> None:
     sequence = SEQUENCE  # the struct has what a hash must see
     rows = pa.RecordBatch.from_pylist(
         [

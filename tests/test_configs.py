@@ -57,15 +57,17 @@ def instructions() -> list[tuple[str, str]]:
 
 def test_the_container_file_copies_what_there_is_and_installs_extras_that_exist() -> None:
     extras = tomllib.loads((CONFIGS.parent / "pyproject.toml").read_text())["project"]
-    asked = instructions()
-    copied = [word for name, rest in asked if name == "COPY" for word in rest.split()[:-1]]
+    lines = instructions()
+    copied = [word for name, rest in lines if name == "COPY" for word in rest.split()[:-1]]
     assert all((CONFIGS.parent / word).exists() for word in copied)
     links = [path for path in (CONFIGS.parent / "prorl").iterdir() if path.is_symlink()]
     assert links
     assert {path.resolve().name for path in links} <= set(copied), "what prorl/ links to goes along"
-    found = re.search(r"/src\[(.*?)\]", " ".join(rest for name, rest in asked if name == "RUN"))
-    assert found
-    assert set(found[1].split(",")) <= set(extras["optional-dependencies"])
+    extras_match = re.search(
+        r"/src\[(.*?)\]", " ".join(rest for name, rest in lines if name == "RUN")
+    )
+    assert extras_match
+    assert set(extras_match[1].split(",")) <= set(extras["optional-dependencies"])
 
 
 @pytest.mark.parametrize("kind", ["CMD", "HEALTHCHECK"])
@@ -87,19 +89,19 @@ def test_the_manifest_fits_the_schemas_of_kubernetes() -> None:
     validate = pytest.importorskip(
         "kubernetes_validate", reason="pip install kubernetes-validate: the schemas"
     )
-    for one in manifests():
-        validate.validate(one, "1.31", strict=True)
+    for manifest in manifests():
+        validate.validate(manifest, "1.31", strict=True)
 
 
 def test_the_manifest_says_command_lines_that_exist() -> None:
-    said = [
+    command_lines = [
         [str(word) for word in container["args"]]
-        for one in manifests()
-        if "template" in one["spec"]
-        for container in one["spec"]["template"]["spec"]["containers"]
+        for manifest in manifests()
+        if "template" in manifest["spec"]
+        for container in manifest["spec"]["template"]["spec"]["containers"]
     ]
-    assert [words[0] for words in said] == ["serve", "node"]
-    for words in said:
+    assert [words[0] for words in command_lines] == ["serve", "node"]
+    for words in command_lines:
         ignored = build().parse_args(words, exit_on_error=False, print_error=False)[2]
         assert not ignored
 

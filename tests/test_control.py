@@ -73,7 +73,7 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
     raise AssertionError(f"no strategy for {kind}")
 
 
-def test_every_kind_has_one_record() -> None:
+def test_every_kind_has_a_single_record() -> None:
     kinds = [record.kind for record in RECORDS if record.kind is not Kind.REPLY]
     assert sorted(kinds) == sorted(set(Kind) - {Kind.REPLY})
     replies = {record for record in RECORDS if record.kind is Kind.REPLY}
@@ -100,7 +100,7 @@ def test_a_payload_comes_back_as_it_was(record: type[Payload]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "payload", "said"),
+    ("kind", "payload", "expected"),
     [
         (Reserve, "{}", "missing required field `attempts`"),
         (Reserve, '{"attempts": [["r", 1]]}', "`array` of length 3"),
@@ -111,13 +111,13 @@ def test_a_payload_comes_back_as_it_was(record: type[Payload]) -> None:
         (Progress, "{", "truncated"),
     ],
 )
-def test_a_malformed_payload_is_one_clear_error(
-    kind: type[Payload], payload: str, said: str
+def test_a_malformed_payload_is_a_single_clear_error(
+    kind: type[Payload], payload: str, expected: str
 ) -> None:
     row = ControlRow(kind=kind.kind, payload=payload)
     with pytest.raises(SchemaError) as caught:
         row.read(kind)
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert f"the payload of a {kind.kind.value!r} row" in str(caught.value)
     assert f"expected {kind.__name__} with" in str(caught.value)
 

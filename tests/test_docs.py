@@ -50,16 +50,18 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=names)
 def test_commands_that_a_page_names_exist(page: Path) -> None:
     text = page.read_text()
-    said = re.findall(r"^    prorl (\w+)", text, re.M) + re.findall(r"`prorl (\w+)", text)
-    assert set(said) <= set(COMMANDS)
+    commands = re.findall(r"^    prorl (\w+)", text, re.M) + re.findall(r"`prorl (\w+)", text)
+    assert set(commands) <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names)
 def test_targets_that_a_page_names_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     text = page.read_text()
-    said = re.findall(r"^    make ([a-z-]+)", text, re.M) + re.findall(r"`make ([a-z-]+)", text)
-    assert set(said) <= targets
+    named_targets = re.findall(r"^    make ([a-z-]+)", text, re.M) + re.findall(
+        r"`make ([a-z-]+)", text
+    )
+    assert set(named_targets) <= targets
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "configs" / "Containerfile"], ids=names)
@@ -82,7 +84,7 @@ def test_the_trl_page_installs_the_version_that_its_adapter_was_tried_with() -> 
     assert version.startswith(f"{TRIED['trl']}.")
 
 
-def test_the_command_lines_of_the_cluster_page_are_taken() -> None:
+def test_the_command_lines_of_the_cluster_page_parse() -> None:
     text = (ROOT / "docs" / "cluster.md").read_text().replace("\\\n", "")
     lines = re.findall(r"^ {7}prorl (.*)$", text, re.M)
     assert [line.split()[0] for line in lines] == ["image", "serve", "status", "node"]
@@ -161,7 +163,7 @@ def test_the_envs_with_turns_of_the_docs_pass_check(
     assert code == 0
 
 
-def test_the_filter_of_the_docs_is_one() -> None:
+def test_the_filter_of_the_docs_is_valid() -> None:
     sql = re.search(r"```sql\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.DOTALL)
     assert sql
     check_filter(sql[1])
@@ -170,11 +172,11 @@ def test_the_filter_of_the_docs_is_one() -> None:
 def _queries() -> dict[str, str]:
     """Each SELECT that a page, a help text or a last line names for `prorl sql`, by where it is."""
     files = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "prorl").rglob("*.py")]
-    found = {"failed": summary.FAILED_SQL, "by_task": summary.BY_TASK_SQL, "demo": DEMO_SQL}
+    queries = {"failed": summary.FAILED_SQL, "by_task": summary.BY_TASK_SQL, "demo": DEMO_SQL}
     for file in files:
         for number, query in enumerate(re.findall(SQL_LINE, file.read_text(), re.DOTALL)):
-            found[f"{file.name}-{number}"] = " ".join(query[1].split())
-    return found
+            queries[f"{file.name}-{number}"] = " ".join(query[1].split())
+    return queries
 
 
 SQL_LINE = r"""prorl sql [^`"'\n{]*(["'])(select [^\\]*?)\1"""

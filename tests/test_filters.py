@@ -53,12 +53,12 @@ def test_a_text_is_the_name_of_a_filter_or_its_sql() -> None:
     assert "rate between 0.25 and 0.75" in window.sql
 
 
-def test_a_group_of_one_is_enough_only_where_nothing_is_compared() -> None:
-    assert {name: found.min_valid for name, found in FILTERS.items()} == {
+def test_a_group_of_a_single_rollout_is_enough_only_where_nothing_is_compared() -> None:
+    assert {name: group_filter.min_valid for name, group_filter in FILTERS.items()} == {
         "none": 1,
         **dict.fromkeys(("dapo", "greso", "overlong"), 2),
     }
-    assert [name for name, found in FILTERS.items() if not found.drops] == ["none"]
+    assert [name for name, group_filter in FILTERS.items() if not group_filter.drops] == ["none"]
 
 
 @pytest.mark.parametrize(

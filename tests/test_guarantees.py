@@ -17,9 +17,9 @@ PLACES = {row: list(places(row)) for row in ROWS}
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.guarantee[:60] for row in ROWS])
 def test_a_row_names_lines_and_tests_that_are_there(row: Row) -> None:
-    found = PLACES[row]
-    assert found
-    assert not [words for words, there in found if not there]
+    matches = PLACES[row]
+    assert matches
+    assert not [words for words, there in matches if not there]
     tests = pytest_arguments(row)
     assert tests, row.tests
     for path, _, name in (argument[0].partition("::") for argument in tests):

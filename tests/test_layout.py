@@ -12,7 +12,7 @@ CHAIN = ("init", "run", "eval")
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("fields", "expected"),
     [
         ({"workers": 0}, {"service": CHAIN}),
         ({"workers": 2}, {"worker-0": CHAIN, "worker-1": CHAIN}),
@@ -25,9 +25,9 @@ CHAIN = ("init", "run", "eval")
     ],
 )
 def test_the_processes_of_a_host_follow_from_its_configuration(
-    given: Json, expected: dict[str, tuple[str, ...]]
+    fields: Json, expected: dict[str, tuple[str, ...]]
 ) -> None:
-    config = ServiceConfig.model_validate(given)
+    config = ServiceConfig.model_validate(fields)
     assert processes(config) == expected
     for process, stages in expected.items():
         for stage in stages:
@@ -42,7 +42,7 @@ def test_auto_decides_by_cores(cores: int, workers: int) -> None:
     assert settle(ServiceConfig(), cores).workers == workers
 
 
-def test_sandboxes_follow_the_slots_and_the_bound_that_decides_is_said() -> None:
+def test_sandboxes_follow_the_slots_and_the_deciding_bound_is_reported() -> None:
     wide = ServiceConfig.model_validate({"workers": 0, "run": {"slots": 256}})
     assert num_sandboxes(wide) >= 2 * 256
     assert about(wide).endswith("run.slots: 256 rollouts at a time")

@@ -89,7 +89,7 @@ def test_only_public_addresses_are_open(address: str, reason: str) -> None:
         ("a.b" * 100, "no host name"),
     ],
 )
-def test_a_host_that_cannot_be_named_is_refused_in_one_line(entry: str, problem: str) -> None:
+def test_a_host_that_cannot_be_named_is_refused_in_a_single_line(entry: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem) as caught:
         read_hosts([entry])
     assert "expected" in str(caught.value)
@@ -164,7 +164,7 @@ def test_each_phase_has_its_own_network(value: Json, agent: str, verifier: str) 
         (["public"], "data.network is"),
     ],
 )
-def test_a_network_that_cannot_be_read_is_one_line(value: Json, problem: str) -> None:
+def test_an_unreadable_network_is_refused_in_a_single_line(value: Json, problem: str) -> None:
     with pytest.raises(TaskError, match=r"task 'test/1': data.network") as caught:
         network_of(_task(value), Stage.EVAL)
     assert problem in str(caught.value)

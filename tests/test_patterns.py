@@ -98,7 +98,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 """How the patterns look that only a call can put together, by file: one for each expression."""
 
 
-class Found(NamedTuple):
+class PatternUse(NamedTuple):
     """A pattern and the methods that it is used with."""
 
     file: str
@@ -118,15 +118,15 @@ def sources() -> dict[str, str]:
 
 
 @cache
-def collected() -> tuple[list[Found], set[tuple[str, str]]]:
+def collected() -> tuple[list[PatternUse], set[tuple[str, str]]]:
     """The patterns, and what only a call can put together: (file, expression)."""
     everywhere = _methods_used("\n".join(sources().values()))
-    patterns: dict[tuple[str, str, int], Found] = {}
+    patterns: dict[tuple[str, str, int], PatternUse] = {}
     unknown: set[tuple[str, str]] = set()
 
     def add(file: str, name: str, pattern: re.Pattern[Any], methods: set[str]) -> None:
         key = file, str(pattern.pattern), pattern.flags
-        patterns.setdefault(key, Found(file, name, pattern, set())).methods.update(methods)
+        patterns.setdefault(key, PatternUse(file, name, pattern, set())).methods.update(methods)
 
     for file, text in sources().items():
         if not re.search(r"^\s*(?:import re|from re import .*)$", text, re.MULTILINE):
@@ -189,7 +189,8 @@ def _flags(call: ast.Call) -> int:
     place = {"compile": 1, "sub": 4, "subn": 4, "split": 3}.get(call.func.attr, 2)
     named = [word.value for word in call.keywords if word.arg == "flags"]
     return sum(
-        eval(ast.unparse(one), {"re": re}) for one in [*call.args[place : place + 1], *named]
+        eval(ast.unparse(expression), {"re": re})
+        for expression in [*call.args[place : place + 1], *named]
     )
 
 
@@ -350,16 +351,18 @@ def grows(pattern: re.Pattern[Any], methods: set[str], text: Repeated, num_chars
     return twice >= min(GROWTH * once, MOST_S)
 
 
-@pytest.mark.parametrize("file", sorted({found.file for found in collected()[0]}))
+@pytest.mark.parametrize("file", sorted({use.file for use in collected()[0]}))
 def test_every_pattern_is_linear(file: str) -> None:
-    for found in collected()[0]:
-        if found.file == file:
-            num_chars = BOUNDED.get((file, found.name), NUM_CHARS)
-            text = too_slow(found.pattern, found.methods, num_chars)
-            assert not text, (found.name, found.pattern.pattern, text)
+    for use in collected()[0]:
+        if use.file == file:
+            num_chars = BOUNDED.get((file, use.name), NUM_CHARS)
+            text = too_slow(use.pattern, use.methods, num_chars)
+            assert not text, (use.name, use.pattern.pattern, text)
 
 
-@pytest.mark.parametrize("example", sorted({one for all in EXAMPLES.values() for one in all}))
+@pytest.mark.parametrize(
+    "example", sorted({example for examples in EXAMPLES.values() for example in examples})
+)
 def test_every_pattern_that_a_call_makes_is_linear(example: str) -> None:
     assert not too_slow(re.compile(example), {"search"}, NUM_CHARS)
 
@@ -368,12 +371,12 @@ def test_each_pattern_that_a_call_makes_has_its_example() -> None:
     patterns, unknown = collected()
     expected = {file: len(examples) for file, examples in EXAMPLES.items()}
     assert Counter(file for file, _ in unknown) == expected, unknown
-    assert BOUNDED.keys() <= {(found.file, found.name) for found in patterns}
+    assert BOUNDED.keys() <= {(use.file, use.name) for use in patterns}
     assert len(patterns) > 350
 
 
 @pytest.mark.parametrize("quadratic", [r"\s+$", r"(\d+) times", r"<a>.*</a>", r"\bx[^y]*y"])
-def test_a_quadratic_pattern_is_found(quadratic: str) -> None:
+def test_a_quadratic_pattern_is_detected(quadratic: str) -> None:
     assert too_slow(re.compile(quadratic), {"search"}, NUM_CHARS)
 
 
@@ -439,6 +442,6 @@ def test_a_reader_of_whole_texts_is_linear(name: str) -> None:
             assert read_s(read, text.of(NUM_READ_CHARS)) < MOST_READ_S, text
 
 
-def test_a_quadratic_reader_is_found() -> None:
+def test_a_quadratic_reader_is_detected() -> None:
     text = Repeated("", " ", "a").of(NUM_READ_CHARS // SHORTER)
     assert read_s(re.compile(r"\s+$").search, text) >= FAST_READ_S

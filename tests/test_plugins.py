@@ -57,7 +57,7 @@ def _package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_a_users_part_is_found_by_its_name_and_ours_win() -> None:
+def test_a_users_plugin_is_loaded_by_its_name_and_ours_win() -> None:
     assert get_env("trivia").name == "trivia"
     assert isinstance(get_agent("driver"), UsersAgent), "its code is imported in a helper alone"
     assert isinstance(get_env("math"), MathEnv)
@@ -69,17 +69,17 @@ def test_what_users_code_raises_is_its_own_doing_and_says_where() -> None:
     with (
         pytest.raises(
             RolloutError, match=r"agent loop: KeyError: 'x' \(\S+trivia/\S+py:\d+ in"
-        ) as told,
+        ) as caught,
         boundary(RolloutError, FailureCode.STAGE_ERROR, "agent loop"),
     ):
         trivia.fall()  # type: ignore[attr-defined]
-    assert told.value.code == FailureCode.BAD_TASK
+    assert caught.value.code == FailureCode.BAD_TASK
     with (
-        pytest.raises(ToolError, match=r"a tool: KeyError: 'y'$") as told,
+        pytest.raises(ToolError, match=r"a tool: KeyError: 'y'$") as caught,
         boundary(ToolError, FailureCode.STAGE_ERROR, "a tool"),
     ):
         raise KeyError("y")
-    assert told.value.code == FailureCode.STAGE_ERROR
+    assert caught.value.code == FailureCode.STAGE_ERROR
 
 
 def test_an_unknown_name_names_the_nearest_of_all() -> None:
@@ -129,7 +129,7 @@ def _file(folder: Path, text: str = "") -> Path:
     return path
 
 
-def test_a_place_is_a_name_and_what_lies_beside_a_file_is_found(tmp_path: Path) -> None:
+def test_a_place_is_a_name_and_a_file_may_import_its_neighbours(tmp_path: Path) -> None:
     path = _file(tmp_path)
     env = get_env(f"{path}:Mine")
     assert env.name == "mine"

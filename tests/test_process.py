@@ -47,7 +47,7 @@ def _end(process: subprocess.Popen[bytes]) -> tuple[int, str, list[dict[str, Jso
     return process.returncode, out.decode(), [json.loads(line) for line in log.splitlines()]
 
 
-def test_it_says_ready_and_leaves_with_0_when_it_is_asked_to(tmp_path: Path) -> None:
+def test_it_reports_ready_and_exits_with_0_on_request(tmp_path: Path) -> None:
     process = _start(tmp_path, "await until_first(asyncio.sleep(60), stop.wait())")
     assert process.stdout is not None
     assert process.stdout.readline() == b'ready {"node":"n1"}\n'
@@ -99,13 +99,13 @@ def test_a_task_that_dies_with_nobody_waiting_ends_the_process(tmp_path: Path) -
     assert "ZeroDivisionError" in log[-1]["traceback"]
 
 
-def test_a_config_that_is_wrong_is_one_line_and_1(tmp_path: Path) -> None:
+def test_a_wrong_config_is_a_single_line_and_exit_code_1(tmp_path: Path) -> None:
     code, out, log = _end(_start(tmp_path, "pass", nodeid="n1"))
     assert (code, out) == (1, "")
     assert "unknown key `nodeid`; expected a known key; did you mean `node_id`?" in log[0]["event"]
 
 
-def test_what_a_line_was_given_besides_is_in_it(tmp_path: Path) -> None:
+def test_extra_fields_of_a_log_line_are_in_it(tmp_path: Path) -> None:
     body = """
         logging.getLogger("a").warning("%s files", 3)
         logging.getLogger("b").info("removed", extra={"files": [Path("x")]})

@@ -54,7 +54,7 @@ def _modules_after(code: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("code", "wanted", "without"),
+    ("code", "expected_module", "without"),
     [
         ("import prorl", "prorl", HEAVY),
         (
@@ -99,10 +99,10 @@ def _modules_after(code: str) -> set[str]:
     ],
 )
 def test_a_process_loads_what_it_needs_only(
-    code: str, wanted: str, without: tuple[str, ...]
+    code: str, expected_module: str, without: tuple[str, ...]
 ) -> None:
     loaded = _modules_after(code)
-    assert wanted in loaded
+    assert expected_module in loaded
     assert not loaded & set(without)
 
 

@@ -33,7 +33,7 @@ def test_the_reward_is_the_weighted_sum(parts: list[tuple[float, float]]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("function", "left_s", "said"),
+    ("function", "budget_s", "expected"),
     [
         (lambda task, artifact: float("nan"), 1.0, "odd gave nan; expected a finite number"),
         (lambda task, artifact: float("inf"), 1.0, "odd gave inf"),
@@ -43,18 +43,18 @@ def test_the_reward_is_the_weighted_sum(parts: list[tuple[float, float]]) -> Non
     ],
 )
 async def test_what_no_reward_comes_of_is_the_graders_failure(
-    function: Callable[..., object], left_s: float, said: str
+    function: Callable[..., object], budget_s: float, expected: str
 ) -> None:
-    with pytest.raises(GraderError, match=said):
-        await Rubric((reward("odd")(function), 1.0)).score(TASK, b"", None, Deadline(left_s))
+    with pytest.raises(GraderError, match=expected):
+        await Rubric((reward("odd")(function), 1.0)).score(TASK, b"", None, Deadline(budget_s))
 
 
 def test_names_are_unique_and_weights_finite() -> None:
-    one = reward("same")(lambda task, artifact: 1.0)
+    same_reward = reward("same")(lambda task, artifact: 1.0)
     with pytest.raises(ConfigError, match="same"):
-        Rubric((one, 1.0), (one, 1.0))
+        Rubric((same_reward, 1.0), (same_reward, 1.0))
     with pytest.raises(ConfigError, match="finite"):
-        Rubric((one, float("nan")))
+        Rubric((same_reward, float("nan")))
 
 
 async def test_a_function_may_wait_look_into_the_sandbox_and_say_why() -> None:

@@ -11,7 +11,7 @@ from prorl.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "expected"),
     [
         ({}, "body: no `run_id`; expected a value: it is required"),
         ({"run_id": 5}, "body: `run_id` = 5; expected text"),
@@ -32,11 +32,11 @@ from prorl.errors import ConfigError
         ({"target_group": 1}, "did you mean `target_groups`?"),
     ],
 )
-def test_a_refused_value_is_named_with_what_was_expected(values: Any, said: str) -> None:
+def test_a_refused_value_is_named_with_what_was_expected(values: Any, expected: str) -> None:
     body = values if not values or "run_id" in values else {"run_id": "r", **values}
     with pytest.raises(ConfigError) as caught:
         parse(RunConfig, body, "body")
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_a_long_value_is_cut() -> None:

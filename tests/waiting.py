@@ -14,7 +14,7 @@ from prorl.linux.procfs import stat
 async def until(holds: Callable[[], object], what: str = "it", limit_s: float = 60.0) -> None:
     """Let the loop work until something holds; it may have to be awaited."""
     end = time.monotonic() + limit_s
-    while not (await found if inspect.isawaitable(found := holds()) else found):
+    while not (await condition if inspect.isawaitable(condition := holds()) else condition):
         assert time.monotonic() < end, f"not within {limit_s:g} s: {what}"
         await asyncio.sleep(0.005)
 
@@ -30,6 +30,6 @@ def wait_until(holds: Callable[[], object], what: str = "it", limit_s: float = 2
 
 def resident_bytes() -> int:
     """Of this process."""
-    found = stat(os.getpid())
-    assert found is not None
-    return found.rss_bytes
+    process_stat = stat(os.getpid())
+    assert process_stat is not None
+    return process_stat.rss_bytes

@@ -122,8 +122,8 @@ async def role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 async def _ask(program: HelperProgram, *question: object, wall_s: float = 0.0) -> object:
-    found: object = await (await pool(program)).ask(question, wall_s=wall_s)
-    return found
+    answer: object = await (await pool(program)).ask(question, wall_s=wall_s)
+    return answer
 
 
 async def test_plain_data_comes_back(role: HelperProgram) -> None:
@@ -131,7 +131,7 @@ async def test_plain_data_comes_back(role: HelperProgram) -> None:
         assert await _ask(role, "echo", value) == value
 
 
-async def test_it_is_kept_warm_and_asked_one_question_at_a_time(role: HelperProgram) -> None:
+async def test_it_is_kept_warm_and_answers_a_single_question_at_a_time(role: HelperProgram) -> None:
     pids = [await _ask(role, "pid") for _ in range(3)]
     assert len(set(pids)) == 1
     many = await asyncio.gather(*(_ask(role, "pid") for _ in range(12)))
@@ -159,7 +159,7 @@ async def test_over_its_time_by_the_clock_it_is_killed_where_it_was(role: Helper
     with pytest.raises(Late, match=r"longer than 0.5 s .*role_of_tests.py:\d+ in answer"):
         await _ask(role, "sleep", 60, wall_s=0.5)
     assert time.monotonic() - began < 10
-    await until(lambda: _is_gone(pid))
+    await until(lambda: _has_exited(pid))
     assert await _ask(role, "echo", 1) == 1
 
 
@@ -178,7 +178,9 @@ async def test_time_without_a_processor_is_not_its_own(
     assert await _ask(role, "sleep", 2.5, wall_s=1.0) is None
 
 
-async def test_a_process_that_ends_is_asked_again_once(role: HelperProgram, tmp_path: Path) -> None:
+async def test_a_question_is_repeated_once_when_the_process_ends(
+    role: HelperProgram, tmp_path: Path
+) -> None:
     assert await _ask(role, "die once", str(tmp_path / "once")) == "alive"
     helpers = await pool(role)
     before = helpers.starts
@@ -226,7 +228,7 @@ async def test_what_it_started_is_killed_with_it(role: HelperProgram, tmp_path: 
     assert isinstance(pids, list)
     with pytest.raises(Late):
         await _ask(role, "leave behind", str(tmp_path / "pid"), wall_s=1.0)
-    await until(lambda: all(map(_is_gone, [*pids, int((tmp_path / "pid").read_text())])))
+    await until(lambda: all(map(_has_exited, [*pids, int((tmp_path / "pid").read_text())])))
 
 
 async def test_an_answer_without_end_is_refused(role: HelperProgram) -> None:
@@ -240,7 +242,7 @@ async def test_who_gives_up_waiting_has_it_stopped(role: HelperProgram) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await _ask(role, "sleep", 60)
-    await until(lambda: _is_gone(pid))
+    await until(lambda: _has_exited(pid))
     assert await _ask(role, "echo", 1) == 1
 
 
@@ -264,10 +266,10 @@ def test_they_end_with_their_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "role_of_tests.py").write_text(ROLE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     pid = asyncio.run(_ask(HelperProgram("role_of_tests"), "pid"))
-    wait_until(lambda: _is_gone(pid), "it ends with its loop", 10.0)
+    wait_until(lambda: _has_exited(pid), "it ends with its loop", 10.0)
 
 
-def _is_gone(pid: object) -> bool:
+def _has_exited(pid: object) -> bool:
     assert isinstance(pid, int)
     return start_ticks(pid) is None and pid != os.getpid()
 
@@ -318,7 +320,7 @@ async def test_no_question_gets_the_answer_of_another_whatever_is_cancelled_when
     assert num_cancelled > num_questions / 50
 
 
-async def test_an_answer_that_nobody_asked_for_is_not_the_next_ones(role: HelperProgram) -> None:
+async def test_an_unrequested_answer_does_not_answer_the_next_question(role: HelperProgram) -> None:
     assert await _ask(role, "echo", 0) == 0
     assert await _ask(role, "answer twice", 2) == "forged"  # it may lie about its own
     assert await _ask(role, "echo", 1) == 1

@@ -90,7 +90,7 @@ async def test_without_a_parent_that_reads_nothing_is_marked() -> None:
     assert await marked == 7
 
 
-def test_a_run_all_of_whose_work_ends_the_process_is_not_touched(tmp_path: Path) -> None:
+def test_a_run_that_kills_its_process_at_every_attempt_is_quarantined(tmp_path: Path) -> None:
     folder = tmp_path / "poison"
     for number in range(at_work.MOST_OF_RUN):
         assert not at_work.poison(folder, "r/99/1")[0]

@@ -10,12 +10,12 @@ import threading
 from prorl.linux import procfs
 
 
-def test_a_zombie_and_what_is_gone_have_no_start() -> None:
+def test_a_zombie_and_an_exited_process_have_no_start_time() -> None:
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    found = procfs.stat(child.pid)
-    assert found is not None
-    assert (found.state, found.parent) == ("Z", os.getpid())
+    process_stat = procfs.stat(child.pid)
+    assert process_stat is not None
+    assert (process_stat.state, process_stat.parent) == ("Z", os.getpid())
     assert procfs.start_ticks(child.pid) is None
     child.wait()
     assert procfs.stat(child.pid) is None
@@ -34,16 +34,16 @@ def test_a_name_with_brackets_and_spaces_does_not_shift_the_fields() -> None:
     ) as child:
         assert child.stdout
         child.stdout.readline()
-        found = procfs.stat(child.pid)
-        assert found is not None
-        assert (found.state in "RSD", found.parent) == (True, os.getpid())
-        assert found.rss_bytes > 1 << 20
-        assert procfs.start_ticks(child.pid) == found.start_ticks
+        process_stat = procfs.stat(child.pid)
+        assert process_stat is not None
+        assert (process_stat.state in "RSD", process_stat.parent) == (True, os.getpid())
+        assert process_stat.rss_bytes > 1 << 20
+        assert procfs.start_ticks(child.pid) == process_stat.start_ticks
         assert child.stdin
         child.stdin.close()
 
 
-def test_descendants_of_every_thread_are_found_and_itself_is_not() -> None:
+def test_descendants_include_children_of_every_thread_but_not_the_process_itself() -> None:
     started: list[subprocess.Popen[bytes]] = []
     stay = threading.Event()
 
@@ -61,9 +61,9 @@ def test_descendants_of_every_thread_are_found_and_itself_is_not() -> None:
         shell.stdout.readline()
         assert shell.pid in procfs.children(os.getpid())
         (sleep,) = procfs.children(shell.pid)
-        found = procfs.descendants(os.getpid())
-        assert {shell.pid, sleep} <= set(found)
-        assert os.getpid() not in found
+        descendants = procfs.descendants(os.getpid())
+        assert {shell.pid, sleep} <= set(descendants)
+        assert os.getpid() not in descendants
         assert procfs.descendants(shell.pid) == [sleep]
         os.kill(sleep, 9)
     finally:
