@@ -28,7 +28,7 @@ from prorl.types import (
     Trajectory,
 )
 from tests import strategies as mine
-from tests.grown import leased_batch, only, ran_row, ready_row, scored_row
+from tests.edge_rows import leased_batch, only, ran_row, ready_row, scored_row
 
 NAMES = (
     "token_ids_L",

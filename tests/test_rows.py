@@ -23,7 +23,7 @@ from prorl.schema.columns import (
 from prorl.schema.rows import Added, Row, grow, row_hashes, rows, stack
 from prorl.types import SandboxRef, Trajectory
 from tests import strategies as ours
-from tests.flight.rows import leased, ran, ready, trajectory
+from tests.flight.work_rows import leased, ran, ready, trajectory
 
 MESSAGES = (leased(0, 1, 2, 3), leased(4), leased(5, 6))
 

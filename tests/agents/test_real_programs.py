@@ -43,7 +43,7 @@ from prorl.types import (
     ToolCall,
 )
 from tests.backends.embedded.helpers import RENDERER as TOYS
-from tests.backends.real import VLLM_PYTHON, Server, embedded, serving, vllm
+from tests.backends.real_servers import VLLM_PYTHON, Server, embedded, serving, vllm
 
 LAYERS = os.environ.get("PRORL_PROGRAMS", "")
 pytestmark = [

@@ -36,7 +36,7 @@ from prorl.types import (
 )
 from tests.agents.test_native import context
 from tests.agents.test_resume import Log
-from tests.backends.misbehaving import Misbehaving, Mode
+from tests.backends.misbehaving_server import Misbehaving, Mode
 
 REPLIES = [Message(role="assistant", content=text) for text in ("one", "two", "three")]
 

@@ -27,7 +27,7 @@ from prorl.types import (
 )
 from tests.agents.test_native import check_exact, context
 from tests.agents.test_resume import Log, check_same, journal_of
-from tests.envs.guessing import Guessing
+from tests.envs.guessing_env import Guessing
 
 TASK = make_task("guessing", "Which number?", number=7)
 REPLIES: Sequence[str | ToolCall] = ("5", ToolCall("hint", {"about": "x"}), "6", "7")

@@ -29,9 +29,9 @@ from prorl.types import (
     ToolCall,
     Trajectory,
 )
-from tests.agents.plain import AGAIN
 from tests.agents.test_native import ToolEnv, check_exact, context
 from tests.agents.test_resume import CALLS, REPLIES, Log, Repeatable, check_same, journal_of
+from tests.agents.two_turn_agent import AGAIN
 from tests.waiting import until
 
 AGENTS = """
@@ -180,7 +180,7 @@ def replies_of(*texts: str) -> Replies:
 
 async def test_the_agent_of_the_documentation_leaves_a_whole_trajectory() -> None:
     backend = replies_of("#### 7", "#### 24")
-    trajectory = await get_agent("tests/agents/plain.py:Plain").run(context(backend))
+    trajectory = await get_agent("tests/agents/two_turn_agent.py:Plain").run(context(backend))
     check_exact(trajectory, backend)
     assert (trajectory.stop_reason, len(trajectory.turns)) == (StopReason.DONE, 2)
     assert trajectory.artifact == b"#### 24"

@@ -23,7 +23,7 @@ from prorl.backends.vllm import VllmBackend
 from prorl.backends.weight_target import WeightTarget
 from prorl.types import RunWeights
 from tests.backends.embedded.helpers import RENDERER, prompts, request
-from tests.backends.real import NEEDS_VLLM, furthest, serving, vllm
+from tests.backends.real_servers import NEEDS_VLLM, furthest, serving, vllm
 
 pytestmark = NEEDS_VLLM
 

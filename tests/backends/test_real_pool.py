@@ -15,8 +15,7 @@ import pytest
 
 from prorl.cli.progress import follow
 from prorl.deploy.running import client_of, service, signals
-from tests.backends.real import NEEDS_VLLM, Server, embedded, serving, vllm
-from tests.backends.trial import (
+from tests.backends.pool_rollouts import (
     check_exact,
     check_not_called_since,
     check_nothing_charged,
@@ -27,7 +26,8 @@ from tests.backends.trial import (
     until_busy,
     until_out,
 )
-from tests.integration.checks import check_complete
+from tests.backends.real_servers import NEEDS_VLLM, Server, embedded, serving, vllm
+from tests.integration.run_checks import check_complete
 
 pytestmark = NEEDS_VLLM
 

@@ -23,9 +23,9 @@ from prorl.cli.progress import follow
 from prorl.deploy.running import client_of, service, signals
 from prorl.types import Json, Task
 from tests.backends.embedded.helpers import RENDERER
-from tests.backends.real import NEEDS_VLLM, Server, serving, vllm
-from tests.backends.trial import TALKER, TURNS, check_nothing_charged, config
-from tests.integration.checks import check_complete, rows
+from tests.backends.pool_rollouts import TEXT_ONLY_AGENT, TURNS, check_nothing_charged, config
+from tests.backends.real_servers import NEEDS_VLLM, Server, serving, vllm
+from tests.integration.run_checks import check_complete, rows
 
 if TYPE_CHECKING:
     from prorl.types import Int32
@@ -53,7 +53,11 @@ async def test_rollouts_reuse_the_cached_prefixes_of_their_earlier_turns(
         async with signals() as stop, service(config(root, sandbox_kind, pool), stop) as running:
             client = client_of(running)
             limits: Json = {"max_turns": TURNS, "max_tokens": 480, "run_s": 300}
-            more: Json = {"agent": TALKER, "limits": limits, "sampling": {"max_tokens": 24}}
+            more: Json = {
+                "agent": TEXT_ONLY_AGENT,
+                "limits": limits,
+                "sampling": {"max_tokens": 24},
+            }
             await asyncio.to_thread(client.create_run, run_id="r", **more)
             tasks = [
                 Task(task_id=f"t{i}", env="noop", prompt=PROMPT.format(i * 7919))

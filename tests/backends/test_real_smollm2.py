@@ -32,8 +32,8 @@ from prorl.storage.read.catalog import StoredRun
 from prorl.trainer.untie import untie
 from prorl.types import Completion, Json, RunWeights, SpanKind
 from tests.backends.embedded.helpers import request
-from tests.backends.hermes import with_tools
-from tests.backends.real import NEEDS_VLLM, VLLM_ENVIRONMENT, furthest, vllm
+from tests.backends.hermes_tools import with_tools
+from tests.backends.real_servers import NEEDS_VLLM, VLLM_ENVIRONMENT, furthest, vllm
 from tests.backends.test_real_vllm import wait_until_ready
 
 TRL_PYTHON = os.environ.get("PRORL_TRL_PYTHON", "")

@@ -35,7 +35,14 @@ from prorl.trainer.config import TrainerConfig
 from prorl.trainer.loop import train
 from prorl.types import RunWeights
 from tests.backends.embedded.helpers import RENDERER, prompts, request
-from tests.backends.real import NEEDS_VLLM, START_S, VLLM_ENVIRONMENT, furthest, serving, vllm
+from tests.backends.real_servers import (
+    NEEDS_VLLM,
+    START_S,
+    VLLM_ENVIRONMENT,
+    furthest,
+    serving,
+    vllm,
+)
 
 pytestmark = NEEDS_VLLM
 

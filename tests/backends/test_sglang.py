@@ -25,7 +25,7 @@ from prorl.tokenizer import ByteTokenizer, HFTokenizer
 from prorl.types import Completion, RunWeights, SamplingParams
 from tests.backends.embedded.helpers import prompts, request
 from tests.backends.sglang_server import SglangServer
-from tests.service.world import world
+from tests.service.running_gateway import running_gateway
 
 TOKENIZER = HFTokenizer(TOY)
 (PROMPT,) = prompts(1)
@@ -133,7 +133,10 @@ async def test_weights_that_do_not_load_leave_no_version(tmp_path: Path) -> None
 
 
 async def test_a_service_takes_it_into_the_pool_and_gives_it_weights(tmp_path: Path) -> None:
-    async with toy() as (server, backend, target), world(tmp_path, tokenizer=str(TOY)) as w:
+    async with (
+        toy() as (server, backend, target),
+        running_gateway(tmp_path, tokenizer=str(TOY)) as w,
+    ):
         status, reply = await w.http("POST", "/v1/backends", {"name": server.url})
         assert (status, reply["state"]) == (201, "ready"), reply
         await w.run()

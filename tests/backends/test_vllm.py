@@ -42,8 +42,8 @@ from prorl.types import (
     SamplingParams,
     Trouble,
 )
-from tests.backends.lies import LIES
-from tests.backends.misbehaving import Misbehaving, Mode
+from tests.backends.contradictory_replies import LIES
+from tests.backends.misbehaving_server import Misbehaving, Mode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

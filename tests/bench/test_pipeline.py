@@ -15,7 +15,7 @@ from prorl.client.client import connect
 from prorl.errors import UnavailableError
 from prorl.flight.trace import OFFERED, RECEIVED, Mark, handoffs, read
 from prorl.types import AttemptKey
-from tests.service.world import TOKEN, world
+from tests.service.running_gateway import TOKEN, running_gateway
 
 WRITER = """
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_a_handoff_is_the_time_between_the_two_ends_of_an_edge() -> None:
 
 
 async def test_a_run_that_ended_otherwise_is_not_waited_for(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         client = connect(w.served.http, TOKEN)
         await w.run()
         assert not await asyncio.to_thread(has_finished, client, "r")

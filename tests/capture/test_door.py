@@ -45,7 +45,7 @@ from prorl.types import (
     ToolCall,
     ToolSpec,
 )
-from tests.capture.played import attempt
+from tests.capture.scripted_attempt import attempt
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -532,7 +532,7 @@ from prorl.linux import at_work
 from prorl.renderer.chatml import ChatMLRenderer
 from prorl.testing import Replies
 from prorl.tokenizer import ByteTokenizer
-from tests.capture.played import attempt
+from tests.capture.scripted_attempt import attempt
 
 class Crashes(ChatMLRenderer):
     def prompt(self, messages, tools):

@@ -27,7 +27,7 @@ from prorl.types import (
     ToolCall,
     ToolSpec,
 )
-from tests.capture.played import attempt
+from tests.capture.scripted_attempt import attempt
 
 BASH = (ToolSpec("bash", "", {}),)
 SYSTEM = Message(role="system", content="You fix things.")

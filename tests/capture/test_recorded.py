@@ -20,7 +20,7 @@ from prorl.agents.capture.ledger import Call, Ledger
 from prorl.agents.sampler import Sampler
 from prorl.testing import RENDERER, Replies, sampled
 from prorl.types import Completion, Json, Message
-from tests.capture.played import attempt
+from tests.capture.scripted_attempt import attempt
 
 AGENTS = Path(__file__).parents[2] / "../shared/data/agents"
 if not AGENTS.exists():

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from prorl.cli.app import COMMANDS
-from tests.view.kinds import ROOT as RUN
+from tests.view.run_kinds import ROOT as RUN
 
 COLUMNS, LINES = 80, 24
 WORDS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

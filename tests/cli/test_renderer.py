@@ -12,7 +12,7 @@ from prorl.cli.commands.doctor import lines, spec_of
 from prorl.cli.job import JobPlan
 from prorl.errors import ConfigError
 from prorl.renderer import describe, make_renderer
-from tests.renderer.small import write_model
+from tests.renderer.small_model import write_model
 
 
 def test_proved_properties_of_a_renderer_are_printed(tmp_path: Path) -> None:

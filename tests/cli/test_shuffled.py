@@ -12,7 +12,7 @@ from prorl.cli.demo.recipe import Recipe, trainer_config
 from prorl.cli.demo.shuffled import shuffled
 from prorl.client.advantages import mean_std
 from prorl.errors import ConfigError
-from tests.trainer.tiny import batch_of
+from tests.trainer.tiny_model import batch_of
 
 
 def test_a_group_keeps_its_advantages_and_their_bearers_change() -> None:

@@ -15,7 +15,7 @@ from prorl.cli.app import dispatch
 from prorl.cli.commands.status import stage_rows
 from prorl.control import CommitCursor, Stats
 from prorl.types import Json, Trouble
-from tests.service.world import TOKEN, group, handout, world
+from tests.service.running_gateway import TOKEN, group, handout, running_gateway
 
 
 def _status(**changes: Json) -> Json:
@@ -39,7 +39,7 @@ async def test_status_of_a_service(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PRORL_TOKEN", TOKEN)
-    async with world(tmp_path) as w, w.worker("run") as run:
+    async with running_gateway(tmp_path) as w, w.worker("run") as run:
         await w.run()
         await w.submit(group(n=3))
         run.stats = Stats(busy=4, queued=2)
@@ -68,7 +68,7 @@ async def test_a_finished_run_stays_until_its_trainer_has_committed_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PRORL_TOKEN", TOKEN)
-    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
+    async with running_gateway(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
         await w.run(delivery="stream")
         await w.submit(group(), last=True)
         await store.commit("r", "p1", await init.take())
@@ -91,7 +91,7 @@ async def test_status_names_a_model_server_that_does_not_answer(
 ) -> None:
     monkeypatch.setenv("PRORL_TOKEN", TOKEN)
     dead_url = "http://127.0.0.1:9"
-    async with world(tmp_path, backends=(dead_url,)) as w:
+    async with running_gateway(tmp_path, backends=(dead_url,)) as w:
         async with asyncio.timeout(30):
             while (await w.http("GET", "/v1/status"))[1]["backends"][0]["state"] != "ejected":
                 await asyncio.sleep(0.05)

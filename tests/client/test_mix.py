@@ -13,7 +13,7 @@ from prorl.client import PackedBatch, connect
 from prorl.client.mix import mix
 from prorl.errors import UserError
 from prorl.schema.rows import row_hashes
-from tests.client.served import served
+from tests.client.replay_process import served
 
 SMALL = SyntheticShape(n=2, num_tokens=12)
 

@@ -15,7 +15,7 @@ from prorl.analysis.synthetic_runs import write_run
 from prorl.client import Client, PackedBatch, connect
 from prorl.client.ranks import RankShare, deal
 from prorl.errors import UserError
-from tests.client.served import served
+from tests.client.replay_process import served
 
 SHAPE = SyntheticShape(n=8, num_tokens=400, rewritten_share=0.2)
 STEP, MAX_TOKENS = 16, 8000

@@ -16,7 +16,7 @@ from prorl.client.advantages import mean_std
 from prorl.client.records import Feed, records
 from prorl.errors import UserError
 from prorl.storage.read.catalog import query
-from tests.client.served import served
+from tests.client.replay_process import served
 
 SHAPE = SyntheticShape(n=4, num_tokens=24, num_turns=2, vocab_size=64, rewritten_share=0.5)
 GROUPS = 6

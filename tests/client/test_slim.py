@@ -14,8 +14,8 @@ import pytest
 
 from prorl.analysis.synthetic import group
 from prorl.analysis.synthetic_runs import write_run
-from tests.client.served import served
-from tests.trainer.tiny import SHAPE
+from tests.client.replay_process import served
+from tests.trainer.tiny_model import SHAPE
 
 ROOT = Path(__file__).parents[2]
 CORE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]

@@ -19,7 +19,7 @@ from prorl.client.fetch import FlightSource
 from prorl.errors import ConflictError, NotFoundError, UserError
 from prorl.flight.ticket import Ticket
 from prorl.schema.rows import row_hashes
-from tests.client.served import served
+from tests.client.replay_process import served
 
 NUM_GROUPS = 23
 SHAPE = SyntheticShape(n=3, num_tokens=60, rewritten_share=0.3)

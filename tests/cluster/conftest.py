@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cluster.hosts import why_not
+from tests.cluster.namespace_hosts import why_not
 
 pytest.importorskip("cryptography", reason="connections between hosts need the extra `tls`")
 

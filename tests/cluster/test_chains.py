@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.world import PRORL, SLOTS, World, world
+from tests.cluster.cluster_service import PRORL, SLOTS, RunningCluster, running_cluster
 
 MANY = 4 * SLOTS
 TURN_S = 2.0
@@ -17,21 +17,21 @@ TURN_S = 2.0
 pytestmark = pytest.mark.timeout(900)
 
 
-def _holds(w: World, name: str) -> bool:
+def _holds(w: RunningCluster, name: str) -> bool:
     """Whether RUN of a node has something in hand."""
     argv = w.hosts.argv(1, *PRORL, "status", "--json", "--root", str(w.root))
     done = subprocess.run(argv, capture_output=True, text=True)
     return f'"worker":"{name}' in done.stdout.replace(" ", "")
 
 
-def _drain(w: World, name: str) -> None:
+def _drain(w: RunningCluster, name: str) -> None:
     argv = [*PRORL, "node", "--drain", name, "--deadline", "60", "--root", str(w.root)]
     subprocess.run(w.hosts.argv(1, *argv), check=True, capture_output=True)
 
 
 def test_a_chain_on_another_host_joins_drains_the_first_and_it_comes_back(tmp_path: Path) -> None:
     """Nothing is lost or charged: what RUN has begun ends where it began."""
-    with world(tmp_path, num_nodes=1, num_hosts=3, turn_s=TURN_S) as w:
+    with running_cluster(tmp_path, num_nodes=1, num_hosts=3, turn_s=TURN_S) as w:
         w.submit(MANY, last=False)
         w.running(SLOTS)
         w.node(3)
@@ -54,7 +54,7 @@ def test_a_chain_on_another_host_joins_drains_the_first_and_it_comes_back(tmp_pa
 
 def test_the_chain_of_the_service_leaves_and_gateway_and_store_go_on(tmp_path: Path) -> None:
     """From memory to the socket in the middle of a run: the next host takes over."""
-    with world(tmp_path, num_nodes=0, num_hosts=2, layout=("service.workers=0",)) as w:
+    with running_cluster(tmp_path, num_nodes=0, num_hosts=2, layout=("service.workers=0",)) as w:
         w.submit(MANY, last=False)
         w.running(SLOTS)
         w.node(2)

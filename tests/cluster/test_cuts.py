@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.world import PRORL, SLOTS, World, world
+from tests.cluster.cluster_service import PRORL, SLOTS, RunningCluster, running_cluster
 from tests.waiting import wait_until
 
 MANY = 100
@@ -23,7 +23,7 @@ LEAVES_S = 90.0
 """Without a gateway: `sigterm_drain_s`, noticing it, waiting for it, ending its processes."""
 
 
-def begun(w: World) -> None:
+def begun(w: RunningCluster) -> None:
     """Both nodes work."""
     w.submit(MANY)
     w.running(2 * SLOTS)
@@ -32,7 +32,7 @@ def begun(w: World) -> None:
 @pytest.mark.parametrize("away_s", [5, 14])
 def test_a_short_cut_costs_no_attempt(tmp_path: Path, away_s: float) -> None:
     """Only leases that were lost on their way go again, and nobody is charged for them."""
-    with world(tmp_path) as w:
+    with running_cluster(tmp_path) as w:
         w.submit(MANY + CUTS * 64)
         for number in range(CUTS):
             w.running(2 * SLOTS)
@@ -49,7 +49,7 @@ def test_a_short_cut_costs_no_attempt(tmp_path: Path, away_s: float) -> None:
 
 def test_a_long_cut_costs_a_single_attempt_each(tmp_path: Path) -> None:
     """The late rows of the node that comes back are refused, and nothing is stored twice."""
-    with world(tmp_path) as w:
+    with running_cluster(tmp_path) as w:
         begun(w)
         w.hosts.cut(2)
         time.sleep(60)
@@ -64,7 +64,7 @@ def test_a_long_cut_costs_a_single_attempt_each(tmp_path: Path) -> None:
 @pytest.mark.parametrize("who", ["the node", "the gateway"])
 def test_packets_lost_in_a_single_direction_cost_nothing(tmp_path: Path, who: str) -> None:
     deaf, other = (2, 1) if who == "the node" else (1, 2)
-    with world(tmp_path) as w:
+    with running_cluster(tmp_path) as w:
         begun(w)
         w.hosts.deafen(deaf, other)
         time.sleep(14)
@@ -74,7 +74,7 @@ def test_packets_lost_in_a_single_direction_cost_nothing(tmp_path: Path, who: st
 
 
 def test_the_host_of_gateway_and_store_is_cut_off(tmp_path: Path) -> None:
-    with world(tmp_path) as w:
+    with running_cluster(tmp_path) as w:
         begun(w)
         w.hosts.cut(1)
         time.sleep(14)
@@ -87,7 +87,7 @@ def test_a_line_that_swallows_large_packets_costs_nobody_and_its_node_is_let_go(
     tmp_path: Path,
 ) -> None:
     """Small ones pass, so the node comes again and again, takes leases and delivers nothing."""
-    with world(tmp_path) as w:
+    with running_cluster(tmp_path) as w:
         begun(w)
         w.hosts.swallow(2)
         w.complete()
@@ -104,7 +104,7 @@ def test_a_line_that_swallows_large_packets_costs_nobody_and_its_node_is_let_go(
 
 def test_leases_of_a_dead_host_are_out_again(tmp_path: Path) -> None:
     """Its processes die with it, and no word of it arrives: the slowest death there is."""
-    with world(tmp_path) as w:
+    with running_cluster(tmp_path) as w:
         begun(w)
         w.hosts.cut(2)
         took_s = wait_until(lambda: w.count("attempt > 1") > 0, "a lease is out again", 60)
@@ -119,7 +119,7 @@ def test_leases_of_a_dead_host_are_out_again(tmp_path: Path) -> None:
 
 def test_a_node_drains_though_its_gateway_has_just_been_cut_off(tmp_path: Path) -> None:
     """What it holds waits for a store that does not answer."""
-    with world(tmp_path) as w:
+    with running_cluster(tmp_path) as w:
         begun(w)
         w.hosts.cut(2)
         began = time.monotonic()

@@ -6,15 +6,15 @@ import os
 import signal
 from pathlib import Path
 
+from tests.cluster.cluster_service import running_cluster
 from tests.cluster.test_cuts import begun
-from tests.cluster.world import world
 from tests.waiting import wait_until
 
 OUT_AGAIN_S = 20.0
 
 
 def test_a_node_is_killed(tmp_path: Path) -> None:
-    with world(tmp_path) as w:
+    with running_cluster(tmp_path) as w:
         begun(w)
         w.nodes["n2"].kill()
         took_s = wait_until(lambda: w.count("attempt > 1") > 0, "a lease is out again", 60)
@@ -24,7 +24,7 @@ def test_a_node_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_killed_node_starts_again_under_its_name(tmp_path: Path) -> None:
-    with world(tmp_path) as w:
+    with running_cluster(tmp_path) as w:
         begun(w)
         w.nodes["n2"].kill()
         w.nodes["n2"].wait()
@@ -36,7 +36,7 @@ def test_a_killed_node_starts_again_under_its_name(tmp_path: Path) -> None:
 
 def test_two_nodes_of_the_same_name(tmp_path: Path) -> None:
     """A batch system may start a job again whose first life still runs: the newest counts."""
-    with world(tmp_path, num_nodes=3) as w:
+    with running_cluster(tmp_path, num_nodes=3) as w:
         begun(w)
         earlier = w.nodes.pop("n2")
         w.node(2)
@@ -46,7 +46,7 @@ def test_two_nodes_of_the_same_name(tmp_path: Path) -> None:
 
 
 def test_the_gateway_is_killed(tmp_path: Path) -> None:
-    with world(tmp_path) as w:
+    with running_cluster(tmp_path) as w:
         begun(w)
         os.kill(w.child(w.service, "prorl.deploy.service"), signal.SIGKILL)
         w.finish()
@@ -55,7 +55,7 @@ def test_the_gateway_is_killed(tmp_path: Path) -> None:
 
 def test_the_store_is_killed(tmp_path: Path) -> None:
     apart = ("service.workers=nodes", "service.store.own_process=true")
-    with world(tmp_path, layout=apart) as w:
+    with running_cluster(tmp_path, layout=apart) as w:
         begun(w)
         wait_until(lambda: w.count("state = 'completed'") > 0, "one is completed")
         os.kill(w.child(w.service, "prorl.storage"), signal.SIGKILL)

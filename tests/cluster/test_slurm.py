@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import prorl
-from tests.cluster.hosts import ThisHost
+from tests.cluster.cluster_service import PRORL, SLOTS, RunningCluster, pools
+from tests.cluster.namespace_hosts import ThisHost
 from tests.cluster.slurm import Slurm, slurm, why_not
-from tests.cluster.world import PRORL, SLOTS, World, pools
 from tests.integration.test_outside import three_ports
 from tests.waiting import wait_until
 
@@ -35,7 +35,7 @@ class Site:
     """A Slurm, a service without workers, and who places its nodes."""
 
     slurm: Slurm
-    service: World
+    service: RunningCluster
     cluster: subprocess.Popen[bytes] | None = None
 
     def place(self, num: int, *words: str, besides: int = 0) -> None:
@@ -95,7 +95,9 @@ def site(tmp_path: Path, num_nodes: int) -> Iterator[Site]:
         argv += ["--set", 'service.backends=["scripted:oracle?delay_s=4"]']
         with (tmp_path / "serve.log").open("wb") as out:
             process = subprocess.Popen(argv, stdout=out, stderr=out)
-        made = Site(slurm=batch, service=World(hosts=ThisHost(), path=tmp_path, service=process))
+        made = Site(
+            slurm=batch, service=RunningCluster(hosts=ThisHost(), path=tmp_path, service=process)
+        )
         stack.callback(_end, process)
         stack.callback(made.close)
         join = made.service.root / "join" / "node.json"

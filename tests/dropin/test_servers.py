@@ -27,7 +27,7 @@ from prorl.storage.read.catalog import StoredRun
 from prorl.task_json import task_to_json
 from prorl.tasks import load_tasks
 from prorl.types import Json, Sequence
-from tests.integration.checks import rows
+from tests.integration.run_checks import rows
 from tests.waiting import until
 
 WORKERS = 70

@@ -17,8 +17,8 @@ from prorl.envs.answers import GRADINGS, final_answer, judge, science
 from prorl.envs.answers.notation import UnreadableError
 from prorl.envs.answers.parse import parse
 from prorl.envs.grader import prepare
-from tests.envs.math_beside import ours, written
 from tests.envs.math_realistic import misjudged
+from tests.envs.math_verify_comparison import ours, written
 
 TABLES = ("math_table.jsonl", "math_more.jsonl", "math_third.jsonl")
 ACCURACY, FALSE_POSITIVES = 0.97, 0.003

@@ -20,7 +20,7 @@ from prorl.task_json import task_from_json
 from prorl.tasks import load_tasks
 from prorl.testing import make_task
 from prorl.types import Json, Stage
-from tests.service.world import world
+from tests.service.running_gateway import running_gateway
 
 CAPITALS = """
 from dataclasses import dataclass
@@ -117,7 +117,7 @@ async def test_a_wrong_setting_is_refused_in_a_single_line(
 
 
 async def test_a_service_refuses_it_before_the_run_exists(tmp_path: Path, capitals: str) -> None:
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         for env, words in [
             ("math?grading=lenient", "expected one of strict, closed_form, value"),
             ({"name": "math", "system": 4}, "settings of the env 'math': `system` = 4"),

@@ -13,9 +13,9 @@ from prorl.errors import RolloutError, TaskError
 from prorl.helper import close
 from prorl.testing import Replies, make_task, play, scripted
 from prorl.types import FailureCode, Task, ToolCall
-from tests.envs import guessing
+from tests.envs import guessing_env
 
-NAME = f"{guessing.__file__}:Guessing"
+NAME = f"{guessing_env.__file__}:Guessing"
 
 
 async def test_a_whole_rollout_in_helpers() -> None:
@@ -52,7 +52,7 @@ async def test_an_agent_of_a_user_plays_the_turns(tmp_path: Path) -> None:
 def test_prorl_check_plays_the_turns(
     tmp_path: Path, sandbox_kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    env = Path(guessing.__file__).read_text()
+    env = Path(guessing_env.__file__).read_text()
     (tmp_path / "game.py").write_text(
         env.replace("str(number - 1), (str(number),)", "str(number), ()")
     )

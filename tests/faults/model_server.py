@@ -19,7 +19,7 @@ from aiohttp import web
 
 from prorl.testing import RENDERER
 from prorl.types import Json, Message, ToolCall
-from tests.backends.misbehaving import head, usage
+from tests.backends.misbehaving_server import head, usage
 
 if TYPE_CHECKING:
     from prorl.types import Int32

@@ -27,7 +27,7 @@ from tests.faults.test_weights import (
     says,
     worst_gap,
 )
-from tests.integration.checks import check_complete, rows
+from tests.integration.run_checks import check_complete, rows
 from tests.integration.services import Listening, settings, struck
 
 SLOW = "say it again"

@@ -22,16 +22,16 @@ from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, service, signals
 from prorl.linux.procfs import descendants
 from prorl.types import Json, Task
-from tests.backends.tap import Call
-from tests.backends.trial import (
+from tests.backends.pool_rollouts import (
     check_exact,
     check_not_called_since,
     check_nothing_charged,
     request_marks,
     until_out,
 )
+from tests.backends.wire_tap import Call
 from tests.faults.model_server import TURNS, logprob_of, says
-from tests.integration.checks import check_complete, check_no_leftovers, rows
+from tests.integration.run_checks import check_complete, check_no_leftovers, rows
 from tests.integration.services import Listening, settings
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]

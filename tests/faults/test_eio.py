@@ -18,7 +18,7 @@ import prorl
 from prorl.errors import ProrlError
 from prorl.types import Task
 from tests.faults.power.recorder import Recorder, available
-from tests.integration.checks import check_complete
+from tests.integration.run_checks import check_complete
 
 COUNT = 12
 

@@ -20,7 +20,7 @@ from prorl.linux.failpoints import FAILPOINTS, FAULTS, VARIABLE, parse
 from prorl.linux.procfs import descendants
 from prorl.supervisor.service import Supervisor
 from prorl.types import Task
-from tests.integration.checks import check_complete, check_no_leftovers, rows
+from tests.integration.run_checks import check_complete, check_no_leftovers, rows
 
 WAVES, WAVE, N = 4, 5, 2
 ONCE = {"manifest.written", "log.run"}

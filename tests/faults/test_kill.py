@@ -27,7 +27,7 @@ from prorl.sandbox.host import UnixSandboxHost
 from prorl.supervisor.service import Supervisor
 from prorl.types import Json, Task
 from tests.agents.test_program import LOOP
-from tests.integration.checks import check_complete, check_no_leftovers, rows
+from tests.integration.run_checks import check_complete, check_no_leftovers, rows
 from tests.integration.services import APART, settings, slots, struck, view
 from tests.waiting import until
 

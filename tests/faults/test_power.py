@@ -25,7 +25,7 @@ from prorl.types import Task
 from tests.faults.power.disk import Disk, Kept
 from tests.faults.power.promises import broken
 from tests.faults.power.recorder import Change, Mark, Recorder, available
-from tests.integration.checks import check_complete
+from tests.integration.run_checks import check_complete
 
 N, WAVES, WAVE = 2, 4, 5
 SEED = int(os.environ.get("PRORL_POWER_SEED", "1"))

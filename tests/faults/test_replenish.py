@@ -23,7 +23,7 @@ from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.verify import verify
 from prorl.supervisor.service import Supervisor
 from prorl.types import Task
-from tests.integration.checks import check_no_leftovers, rows
+from tests.integration.run_checks import check_no_leftovers, rows
 
 TARGET, POOL, N = 24, 200, 2
 KILLS = int(os.environ.get("PRORL_KILLS", "8"))

@@ -28,7 +28,7 @@ from prorl.client.client import Client
 from prorl.errors import UnavailableError
 from prorl.linux.procfs import descendants
 from prorl.types import Task
-from tests.integration.checks import check_complete, rows
+from tests.integration.run_checks import check_complete, rows
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 

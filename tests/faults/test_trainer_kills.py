@@ -22,11 +22,11 @@ from prorl.backends.embedded import TOY
 from prorl.client import connect
 from prorl.deploy.running import client_of, service, signals
 from prorl.storage.read.catalog import StoredRun
-from tests.client.served import served
+from tests.client.replay_process import served
 from tests.faults.test_weights import BOUND, embedded, worst_gap
-from tests.integration.checks import rows
+from tests.integration.run_checks import rows
 from tests.integration.services import Listening, settings
-from tests.trainer import digest
+from tests.trainer import training_digest
 
 pytest.importorskip("torch", reason="the extra `torch` is not installed")
 pytest.importorskip("transformers", reason="the extra `torch` is not installed")
@@ -170,7 +170,7 @@ def check_trained_once(stored: StoredRun, unsaved: int) -> None:
     assert by_step == {seq: 1 + seq // GROUPS for seq in range(STEPS * GROUPS)}
     assert len(trained) == len({row["rollout_id"] for row in trained}) == STEPS * GROUPS * N
     groups = {row["group_id"] for row in trained}
-    mine = digest.stored(Path(stored.directory.root), groups)
+    mine = training_digest.stored(Path(stored.directory.root), groups)
     assert sum(mine.values()) == sum(row["trained_tokens"] > 0 for row in trained)
     versions = [row["version"] for row in trained]
     assert versions == sorted(versions)

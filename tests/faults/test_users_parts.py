@@ -17,7 +17,7 @@ import pytest
 from prorl.cli.progress import follow
 from prorl.deploy.running import client_of, service, signals
 from prorl.types import Json, Task
-from tests.integration.checks import check_complete, check_no_leftovers, rows
+from tests.integration.run_checks import check_complete, check_no_leftovers, rows
 from tests.integration.services import settings
 from tests.user_package import installed
 

@@ -20,7 +20,7 @@ from prorl.client.client import Client
 from prorl.deploy.running import client_of, service, signals
 from prorl.storage.read.catalog import StoredRun
 from prorl.types import Task
-from tests.integration.checks import check_complete, rows
+from tests.integration.run_checks import check_complete, rows
 from tests.integration.services import Listening, settings, struck
 
 torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")

@@ -31,7 +31,7 @@ from prorl.protocols import Channel
 from prorl.schema import CONTROL
 from prorl.types import AttemptKey
 from tests.flight.conftest import Net
-from tests.flight.rows import key
+from tests.flight.work_rows import key
 from tests.waiting import until
 
 

@@ -11,9 +11,9 @@ from prorl.flight.inlet import ReceivedRow
 from prorl.flight.queues import wire_bytes
 from prorl.schema.rows import Row
 from prorl.types import AttemptKey
+from tests.edge_rows import put
 from tests.flight.conftest import Net
-from tests.flight.rows import key, leased, ran, ready
-from tests.grown import put
+from tests.flight.work_rows import key, leased, ran, ready
 from tests.waiting import until
 
 

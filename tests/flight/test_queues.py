@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prorl.flight.pacing import Paced, backoff_s
 from prorl.flight.queues import JOIN_BYTES, Inbox, Sender, SizedBatch, join, wire_bytes
 from prorl.schema import MAX_BATCH_BYTES
-from tests.flight.rows import leased
+from tests.flight.work_rows import leased
 
 
 def batch(*values: int) -> pa.RecordBatch:

@@ -12,7 +12,7 @@ import pytest
 from prorl.deploy.running import Stop, client_of, service
 from prorl.storage.keep.backup import back_up
 from prorl.types import Task
-from tests.integration.checks import check_complete
+from tests.integration.run_checks import check_complete
 from tests.integration.services import settings, view
 from tests.waiting import until
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from prorl.cli.progress import follow
 from prorl.deploy.running import client_of, service, signals
 from prorl.types import Json, Task
-from tests.backends.misbehaving import Misbehaving
-from tests.backends.trial import TALKER, check_exact
-from tests.integration.checks import check_complete, rows
+from tests.backends.misbehaving_server import Misbehaving
+from tests.backends.pool_rollouts import TEXT_ONLY_AGENT, check_exact
+from tests.integration.run_checks import check_complete, rows
 from tests.integration.services import settings
 
-FILE, _, _ = TALKER.rpartition(":")
+FILE, _, _ = TEXT_ONLY_AGENT.rpartition(":")
 COUNT, TURNS = 4, 12
 
 
@@ -24,7 +24,9 @@ async def test_what_does_not_fit_ends_the_rollout(tmp_path: Path, sandbox_kind: 
         async with service(config, stop) as running:
             client = client_of(running)
             limits = {"max_turns": TURNS, "max_tokens": 3000}
-            await asyncio.to_thread(client.create_run, run_id="r", agent=TALKER, limits=limits)
+            await asyncio.to_thread(
+                client.create_run, run_id="r", agent=TEXT_ONLY_AGENT, limits=limits
+            )
             tasks = [
                 Task(task_id=f"t{i}", env=f"{FILE}:Wordy", prompt=f"{i}?") for i in range(COUNT)
             ]

@@ -12,8 +12,8 @@ from prorl.deploy.running import client_of
 from prorl.graph import GRAPH, StageRow
 from prorl.supervisor.specs import child_specs
 from prorl.types import Task
-from tests.in_process import in_process
-from tests.integration.checks import check_complete, rows
+from tests.in_process_service import in_process
+from tests.integration.run_checks import check_complete, rows
 from tests.stages.critic import Critic
 
 COUNT = 12

@@ -16,7 +16,7 @@ from pathlib import Path
 import orjson
 
 from prorl.linux.procfs import descendants
-from tests.integration.checks import check_complete, check_no_leftovers, rows
+from tests.integration.run_checks import check_complete, check_no_leftovers, rows
 from tests.waiting import wait_until
 
 COUNT = 40

@@ -23,7 +23,7 @@ from prorl.linux.procfs import descendants
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.verify import verify
 from prorl.types import Json
-from tests.integration.checks import check_complete, check_no_leftovers, rows
+from tests.integration.run_checks import check_complete, check_no_leftovers, rows
 
 RECIPE = {"steps": 3, "groups_per_step": 3, "n": 4, "heldout": 4, "greedy": 2, "minutes": 20}
 

@@ -17,11 +17,16 @@ from prorl.client.client import Client
 from prorl.deploy.running import client_of
 from prorl.stages import failover
 from prorl.types import Json, Task
-from tests.backends.lies import LIES
-from tests.backends.misbehaving import Misbehaving, Mode
-from tests.backends.trial import TALKER, check_exact, check_nothing_charged, until_out
-from tests.in_process import in_process
-from tests.integration.checks import check_complete, rows
+from tests.backends.contradictory_replies import LIES
+from tests.backends.misbehaving_server import Misbehaving, Mode
+from tests.backends.pool_rollouts import (
+    TEXT_ONLY_AGENT,
+    check_exact,
+    check_nothing_charged,
+    until_out,
+)
+from tests.in_process_service import in_process
+from tests.integration.run_checks import check_complete, rows
 from tests.integration.services import settings
 from tests.waiting import until
 
@@ -69,7 +74,9 @@ async def scene(
         running = await stack.enter_async_context(in_process(config))
         s = Scene(tmp_path / "root", servers, client_of(running), rollouts)
         limits = {"max_turns": TURNS, "run_s": 20}
-        await asyncio.to_thread(s.client.create_run, run_id="r", agent=TALKER, limits=limits)
+        await asyncio.to_thread(
+            s.client.create_run, run_id="r", agent=TEXT_ONLY_AGENT, limits=limits
+        )
         tasks = [Task(task_id=f"t{i}", env="noop", prompt=f"{i}?") for i in range(rollouts)]
         await asyncio.to_thread(s.client.submit, "r", tasks, 1, key="w", last=True)
         s.finished = asyncio.ensure_future(follow(s.client, running, "r", rollouts, quiet=True))

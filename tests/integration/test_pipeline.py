@@ -12,7 +12,7 @@ from prorl.cli.run_job import run_plan
 from prorl.cli.summary import summarise
 from prorl.linux.procfs import descendants
 from prorl.types import Json
-from tests.integration.checks import check_complete, check_no_leftovers, rows
+from tests.integration.run_checks import check_complete, check_no_leftovers, rows
 
 Make = Callable[..., JobPlan]
 

@@ -22,7 +22,7 @@ from prorl.storage.read.catalog import StoredRun
 from tests.agents.test_desk import PULL, free_port
 from tests.agents.test_guest import ASK, GRADE
 from tests.agents.test_program import LOOP
-from tests.integration.checks import check_complete, rows
+from tests.integration.run_checks import check_complete, rows
 
 Make = Callable[..., JobPlan]
 

@@ -16,8 +16,8 @@ import pytest
 from prorl.deploy.running import client_of, service, signals
 from prorl.supervisor.root import box_dir
 from prorl.types import Task
-from tests.backends.misbehaving import Misbehaving, Mode
-from tests.integration.checks import check_complete, rows
+from tests.backends.misbehaving_server import Misbehaving, Mode
+from tests.integration.run_checks import check_complete, rows
 from tests.integration.services import settings
 from tests.waiting import until
 

@@ -15,8 +15,8 @@ from prorl.cli.summary import summarise
 from prorl.errors import ProrlError
 from prorl.tokenizer import HFTokenizer
 from prorl.types import Json
-from tests.integration.checks import check_complete, rows
-from tests.renderer.small import TEMPLATE, write_model
+from tests.integration.run_checks import check_complete, rows
+from tests.renderer.small_model import TEMPLATE, write_model
 
 Make = Callable[..., JobPlan]
 INLINE = "service.workers=0"

@@ -1,7 +1,7 @@
 """A rollout outlives its worker: RUN is killed again and again while it holds multi-turn rollouts.
 
-Judged by what the calls left behind (`counting.py`), by the journals themselves, by the stored run,
-and by an undisturbed run with the same seed.
+The judges are the marks of the calls (`counting_env.py`), the journals themselves, the stored run,
+and an undisturbed run with the same seed.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from prorl.storage.read.catalog import StoredRun
 from prorl.supervisor.service import Supervisor
 from prorl.tasks.generated import generate
 from prorl.types import AttemptKey, Task
-from tests.envs import guessing
-from tests.integration.checks import check_complete, check_no_leftovers, rows
-from tests.integration.counting import turn_text
+from tests.envs import guessing_env
+from tests.integration.counting_env import turn_text
+from tests.integration.run_checks import check_complete, check_no_leftovers, rows
 from tests.integration.services import settings, slots, struck, view
-from tests.journal.made import look
+from tests.journal.journal_records import look
 from tests.waiting import until
 
 TURNS = 6
 SLOTS = 6
-ENV = str(Path(__file__).with_name("counting.py")) + ":Counting"
-GUESSING = f"{guessing.__file__}:Silent"
+ENV = str(Path(__file__).with_name("counting_env.py")) + ":Counting"
+GUESSING = f"{guessing_env.__file__}:Silent"
 POLICY = "scripted:oracle?delay_s=0.1"
 PATIENCE_S = 240.0
 """Struck again the moment that it is back, `service` may be away at each try of 20 s."""

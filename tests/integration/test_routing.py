@@ -21,9 +21,9 @@ from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.verify import verify
 from prorl.tokenizer import ByteTokenizer
 from prorl.types import Json, Task
+from tests.backends.pool_rollouts import TEXT_ONLY_AGENT
 from tests.backends.sglang_server import SglangServer, experts
-from tests.backends.trial import TALKER
-from tests.client.served import served
+from tests.client.replay_process import served
 from tests.integration.services import settings
 
 GROUPS, SIBLINGS, EXPERTS = 3, 2, 300
@@ -53,7 +53,7 @@ def submit(client: Client, run: str, **more: Json) -> None:
     limits: Json = {"max_turns": 3, "max_tokens": 2048}
     client.create_run(
         run_id=run,
-        agent=TALKER,
+        agent=TEXT_ONLY_AGENT,
         limits=limits,
         sampling={"max_tokens": 40},
         filter="none",

@@ -20,12 +20,12 @@ from prorl.journal import ToolAnswer
 from prorl.linux.procfs import descendants
 from prorl.storage.read.catalog import StoredRun
 from prorl.types import Task
-from tests.integration.checks import check_complete, check_no_leftovers, rows
-from tests.journal.made import look
+from tests.integration.run_checks import check_complete, check_no_leftovers, rows
+from tests.journal.journal_records import look
 from tests.waiting import wait_until
 
 TURNS, COUNT = 30, 6
-ENV = str(Path(__file__).with_name("counting.py")) + ":Counting"
+ENV = str(Path(__file__).with_name("counting_env.py")) + ":Counting"
 TASKS = [
     Task(task_id=f"c/{i}", env=ENV, prompt=f"Count {i}.", data={"turns": TURNS, "pause": 0.4})
     for i in range(COUNT)

@@ -14,7 +14,7 @@ import pytest
 from prorl.cli.job import JobPlan
 from prorl.cli.run_job import run_plan
 from prorl.types import Json
-from tests.integration.checks import check_complete, rows
+from tests.integration.run_checks import check_complete, rows
 
 Make = Callable[..., JobPlan]
 TASKS = Path(__file__).parents[1] / "envs" / "swe_tasks.jsonl"

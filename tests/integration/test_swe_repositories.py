@@ -24,7 +24,7 @@ from prorl.sandbox.images.stack import merge
 from prorl.storage.read.catalog import StoredRun
 from prorl.types import Json
 from tests.envs.real_repositories import FIXES, Fix, row
-from tests.integration.checks import check_complete, rows
+from tests.integration.run_checks import check_complete, rows
 from tests.sandbox.conftest import why_not
 
 Make = Callable[..., JobPlan]

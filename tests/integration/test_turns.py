@@ -20,12 +20,12 @@ from prorl.errors import UserError
 from prorl.protocols import Renderer
 from prorl.renderer.load import make_renderer
 from prorl.types import Message, SpanKind, Task, ToolSpec
-from tests.envs import guessing
-from tests.integration.checks import check_complete, rows
+from tests.envs import guessing_env
+from tests.integration.run_checks import check_complete, rows
 from tests.integration.services import settings
 from tests.integration.test_stream import read, replay
 
-ENV = f"{guessing.__file__}:Guessing"
+ENV = f"{guessing_env.__file__}:Guessing"
 GROUPS, N = 3, 2
 
 
@@ -99,7 +99,7 @@ def _check_ids(
     """The ids are the first prompt's, then what was sampled and what the renderer puts behind it;
     only what was sampled trains.
     """
-    env = guessing.Guessing()
+    env = guessing_env.Guessing()
     task = Task(task_id="x", env="guessing", prompt="Which number?", data={"number": number})
     tools: tuple[ToolSpec, ...] = env.tools(task)
     hint, low, right = env.reference(task).calls[0], str(number - 1), str(number)

@@ -12,7 +12,7 @@ import pytest
 from prorl.cli.job import JobPlan
 from prorl.cli.run_job import run_plan
 from prorl.errors import TaskError
-from tests.integration.checks import check_complete, rows
+from tests.integration.run_checks import check_complete, rows
 from tests.user_package import installed
 
 PACKAGE = {

@@ -13,7 +13,7 @@ from prorl.journal.records import Past
 from prorl.schema.columns import read_key
 from prorl.schema.rows import Row, row_hashes
 from prorl.types import FinishReason
-from tests.journal.made import ENDED, answer, recorded_call, row, same
+from tests.journal.journal_records import ENDED, answer, recorded_call, row, same
 
 RECORDS: tuple[Past, ...] = (
     recorded_call(0),

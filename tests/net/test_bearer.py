@@ -19,8 +19,8 @@ from prorl.net.bearer import EVERYTHING, Keys, signing_key
 from prorl.schema import TRAINED
 from prorl.storage.serve.endpoint import Endpoint
 from prorl.storage.serve.replay import open_replay
-from tests.service.world import TOKEN, world
-from tests.storage.directory import new_run
+from tests.service.running_gateway import TOKEN, running_gateway
+from tests.storage.run_directories import new_run
 
 KEY = "k" * 64
 
@@ -117,7 +117,7 @@ def test_the_command_makes_a_token_for_a_role_and_runs(
 
 
 async def test_a_request_with_two_tokens_is_refused(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         url = w.served.http + "/v1/runs"
         twice = [("authorization", f"Bearer {TOKEN}"), ("authorization", "Bearer x")]
         async with (

@@ -35,7 +35,7 @@ from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.http.app import create_app
 from prorl.service.serve import serving
 from tests.integration.test_outside import three_ports
-from tests.service.world import TOKEN, settings
+from tests.service.running_gateway import TOKEN, settings
 
 pytest.importorskip("cryptography", reason="connections between hosts need the extra `tls`")
 

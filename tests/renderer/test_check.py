@@ -9,7 +9,7 @@ import pytest
 from prorl.config.renderer import RendererSpec
 from prorl.errors import ConfigError
 from prorl.renderer.check import check
-from tests.renderer.small import TEMPLATE, write_model
+from tests.renderer.small_model import TEMPLATE, write_model
 
 DAY_S = 86400.0
 

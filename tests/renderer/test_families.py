@@ -18,8 +18,8 @@ from prorl.renderer.model import TurnKind, Verdict
 from prorl.tokenizer import HFTokenizer
 from prorl.types import Message
 from tests.renderer import families
+from tests.renderer.bridge_judge import Tally, conversation, judge
 from tests.renderer.families import MODELS, TEMPLATES, Model, needs_data
-from tests.renderer.judged import Tally, conversation, judge
 
 pytestmark = needs_data
 NAMES = [model.name for model in MODELS]

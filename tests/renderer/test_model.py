@@ -16,7 +16,7 @@ from prorl.renderer import describe, make_renderer
 from prorl.renderer.model import TemplateRenderer, TurnKind, Verdict
 from prorl.tokenizer import SPECIALS
 from prorl.types import Json, Message, ToolCall
-from tests.renderer.small import LOOK, TEMPLATE, write_model
+from tests.renderer.small_model import LOOK, TEMPLATE, write_model
 
 
 @pytest.fixture(scope="module")

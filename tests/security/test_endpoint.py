@@ -26,7 +26,7 @@ from prorl.deploy.running import client_of, service, signals
 from prorl.supervisor.service import Supervisor
 from prorl.types import Task
 from tests.agents.test_program import LOOP
-from tests.integration.checks import check_complete, rows
+from tests.integration.run_checks import check_complete, rows
 from tests.integration.services import settings, slots
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

@@ -8,17 +8,17 @@ import pytest
 
 from prorl.control import Kind, Paused
 from prorl.types import Json
+from tests.service.running_gateway import GatewayHarness, running_gateway
 from tests.service.test_publish import ModelServer, servers, urls
-from tests.service.world import World, world
 from tests.waiting import until
 
 
-async def announce(w: World, version: int, **labels: str) -> tuple[int, Json]:
+async def announce(w: GatewayHarness, version: int, **labels: str) -> tuple[int, Json]:
     named = [{"backend": url, "label": label} for url, label in labels.items()]
     return await w.http("POST", "/v1/runs/r/versions", {"version": version, "announce": named})
 
 
-async def hold(w: World, what: str, *model_servers: ModelServer) -> Json:
+async def hold(w: GatewayHarness, what: str, *model_servers: ModelServer) -> Json:
     status, reply = await w.http(
         "POST", f"/v1/backends/{what}", {"names": list(urls([*model_servers]))}
     )
@@ -29,7 +29,7 @@ async def hold(w: World, what: str, *model_servers: ModelServer) -> Json:
 async def test_a_paused_server_is_announced_and_serves_again(tmp_path: Path) -> None:
     async with (
         servers(2) as model_servers,
-        world(tmp_path, backends=urls(model_servers)) as w,
+        running_gateway(tmp_path, backends=urls(model_servers)) as w,
         w.worker("run") as run,
     ):
         await w.run()
@@ -73,7 +73,7 @@ async def test_a_paused_server_is_announced_and_serves_again(tmp_path: Path) -> 
 async def test_who_cannot_have_them_is_not_believed(
     tmp_path: Path, stated: str, label: str, problem: str
 ) -> None:
-    async with servers(1) as (server,), world(tmp_path, backends=(server.url,)) as w:
+    async with servers(1) as (server,), running_gateway(tmp_path, backends=(server.url,)) as w:
         await w.run()
         server.version = stated
         status, reply = await announce(w, 1, **{server.url: label})
@@ -87,7 +87,10 @@ async def test_who_cannot_have_them_is_not_believed(
 async def test_a_server_started_anew_between_pause_and_announcement_is_not_believed(
     tmp_path: Path,
 ) -> None:
-    async with servers(2) as model_servers, world(tmp_path, backends=urls(model_servers)) as w:
+    async with (
+        servers(2) as model_servers,
+        running_gateway(tmp_path, backends=urls(model_servers)) as w,
+    ):
         await w.run()
         await hold(w, "pause", *model_servers)
         model_servers[0].version = "default"
@@ -101,7 +104,10 @@ async def test_a_server_started_anew_between_pause_and_announcement_is_not_belie
 
 async def test_announced_weights_are_compared_before_they_get_rollouts(tmp_path: Path) -> None:
     """A server that states a label at once, one that stood paused when it resumes."""
-    async with servers(2) as model_servers, world(tmp_path, backends=urls(model_servers)) as w:
+    async with (
+        servers(2) as model_servers,
+        running_gateway(tmp_path, backends=urls(model_servers)) as w,
+    ):
         labelled, paused = model_servers
         labelled.serves = paused.serves = True
         await w.run()
@@ -128,7 +134,7 @@ async def test_announced_weights_are_compared_before_they_get_rollouts(tmp_path:
 
 
 async def test_what_is_resumed_without_an_announcement_stays_fenced(tmp_path: Path) -> None:
-    async with servers(1) as (server,), world(tmp_path, backends=(server.url,)) as w:
+    async with servers(1) as (server,), running_gateway(tmp_path, backends=(server.url,)) as w:
         await w.run()
         await hold(w, "pause", server)
         failed = await hold(w, "resume", server)
@@ -140,7 +146,7 @@ async def test_what_is_resumed_without_an_announcement_stays_fenced(tmp_path: Pa
 async def test_a_server_slow_to_state_its_weights_is_resumed_by_the_second_request(
     tmp_path: Path,
 ) -> None:
-    async with servers(1) as (server,), world(tmp_path, backends=(server.url,)) as w:
+    async with servers(1) as (server,), running_gateway(tmp_path, backends=(server.url,)) as w:
         await w.run()
         assert await hold(w, "pause", server) == {}
         assert (await announce(w, 1, **{server.url: ""}))[0] == 201
@@ -154,7 +160,7 @@ async def test_a_server_slow_to_state_its_weights_is_resumed_by_the_second_reque
 async def test_a_server_that_lost_announced_weights_is_fenced_and_not_updated(
     tmp_path: Path,
 ) -> None:
-    async with servers(1) as (server,), world(tmp_path, backends=(server.url,)) as w:
+    async with servers(1) as (server,), running_gateway(tmp_path, backends=(server.url,)) as w:
         await w.run()
         server.version = "mine"
         assert (await announce(w, 1, **{server.url: "mine"}))[0] == 201
@@ -167,12 +173,15 @@ async def test_a_restarted_gateway_remembers_paused_servers_and_announcements(
     tmp_path: Path,
 ) -> None:
     async with servers(2) as model_servers:
-        async with world(tmp_path, backends=urls(model_servers)) as w:
+        async with running_gateway(tmp_path, backends=urls(model_servers)) as w:
             await w.run()
             model_servers[0].version = model_servers[1].version = "mine"
             await announce(w, 1, **dict.fromkeys(urls(model_servers), "mine"))
             await hold(w, "pause", model_servers[1])
-        async with world(tmp_path, backends=urls(model_servers)) as w, w.worker("run") as run:
+        async with (
+            running_gateway(tmp_path, backends=urls(model_servers)) as w,
+            w.worker("run") as run,
+        ):
             await until(lambda: w.core.state.balancer.fenced == {model_servers[1].url})
             (row,) = await run.hear(Kind.PAUSED)
             assert row.read(Paused).backend == model_servers[1].url
@@ -185,7 +194,7 @@ async def test_a_restarted_gateway_remembers_paused_servers_and_announcements(
 async def test_a_servers_weights_are_loaded_or_announced_but_never_assumed(
     tmp_path: Path,
 ) -> None:
-    async with servers(1) as (server,), world(tmp_path, backends=(server.url,)) as w:
+    async with servers(1) as (server,), running_gateway(tmp_path, backends=(server.url,)) as w:
         await w.run()
         status, reply = await w.http("POST", "/v1/runs/r/versions", {"version": 1})
         assert (status, "announce" in reply["message"]) == (422, True)

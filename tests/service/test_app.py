@@ -21,7 +21,7 @@ from prorl.service.serve import bind
 from prorl.service.submissions import by_model, check_env_exists
 from prorl.task_json import task_from_row
 from prorl.types import Json, Task
-from tests.service.world import TOKEN, group, world
+from tests.service.running_gateway import TOKEN, group, running_gateway
 
 
 def task(**changes: Json) -> Json:
@@ -33,7 +33,7 @@ def long(prompt: str) -> Json:
 
 
 async def test_the_same_key_from_fifty_clients_at_once_is_a_single_group(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         await w.run()
         answers = await asyncio.gather(
             *(
@@ -50,7 +50,7 @@ async def test_the_same_key_from_fifty_clients_at_once_is_a_single_group(tmp_pat
 
 
 async def test_a_batch_is_refused_whole_and_names_the_row(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         await w.run()
         cases: list[tuple[Json, int, str]] = [
             ([task(), {"task": {"task_id": "x", "env": "nope", "prompt": ""}}], 422, "groups[1]"),
@@ -84,7 +84,7 @@ async def test_what_would_be_stored_otherwise_than_sent_is_refused(
     tmp_path: Path, changes: Json, says: str
 ) -> None:
     """Else NaN is null in the log and a NUL ends a name in half of the tools that read it."""
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         await w.run()
         values = {"task_id": "t", "env": "noop", "prompt": "p", **changes}
         body: Json = {"groups": [{"task": values}]}
@@ -99,7 +99,7 @@ async def test_what_would_be_stored_otherwise_than_sent_is_refused(
 async def test_a_run_that_is_there_with_another_config_says_which_keys_differ(
     tmp_path: Path,
 ) -> None:
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         await w.run(limits={"run_s": 10.0}, seed=2)
         body = {"run_id": "r", "limits": {"run_s": 20.0}, "seed": 2, "filter": "dapo"}
         status, answer = await w.http("POST", "/v1/runs", body)
@@ -121,7 +121,7 @@ async def test_a_run_that_trains_takes_no_group_of_another_distribution(
     sampling: Json, expected: str, tmp_path: Path
 ) -> None:
     """Its logprobs would not be the policy's own, or a trainer's ratios those of another one."""
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         await w.run("trains", delivery="stream", sampling={"temperature": 0.7})
         await w.run("stored")
         groups = [task(sampling=sampling)]
@@ -151,7 +151,7 @@ def test_a_thinking_model_has_default_budgets_for_its_thoughts() -> None:
 
 
 async def test_ten_thousand_groups_in_a_single_request(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         await w.run()
         accepted = await w.submit(*(group(f"t{i}", n=2) for i in range(10_000)), last=True)
         assert [entry["group_id"] for entry in accepted] == list(range(10_000))
@@ -159,7 +159,7 @@ async def test_ten_thousand_groups_in_a_single_request(tmp_path: Path) -> None:
 
 
 async def test_runs_are_idempotent_by_name_and_config(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         body = {"run_id": "a", "seed": 3}
         assert [(await w.http("POST", "/v1/runs", body))[0] for _ in range(2)] == [201, 200]
         assert (await w.http("POST", "/v1/runs", {"run_id": "a", "seed": 4}))[0] == 409
@@ -174,7 +174,7 @@ async def test_runs_are_idempotent_by_name_and_config(tmp_path: Path) -> None:
 async def test_code_named_by_its_place_is_not_loaded_unless_the_service_says_so(
     tmp_path: Path,
 ) -> None:
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         await w.run()
         status, answer = await w.http("POST", "/v1/runs", {"run_id": "b", "agent": "os:abort"})
         assert (status, "does not load" in answer["message"]) == (422, True), answer
@@ -189,7 +189,7 @@ async def test_code_named_by_its_place_is_not_loaded_unless_the_service_says_so(
 
 
 async def test_a_directory_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         (w.config.root / "mine").mkdir()
         (w.config.root / "mine" / "thesis.txt").write_text("years")
         assert (await w.http("POST", "/v1/runs", {"run_id": "mine"}))[0] == 409
@@ -203,7 +203,7 @@ async def test_a_directory_of_somebody_else_is_not_touched(tmp_path: Path) -> No
 
 
 async def test_a_run_without_its_directory_is_not_resumed(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         assert (await w.http("POST", "/v1/runs", {"run_id": "a"}))[0] == 201
         shutil.rmtree(w.config.root / "a")
         status, answer = await w.http("POST", "/v1/runs", {"run_id": "a"})
@@ -211,13 +211,13 @@ async def test_a_run_without_its_directory_is_not_resumed(tmp_path: Path) -> Non
 
 
 async def test_a_run_needs_a_backend(tmp_path: Path) -> None:
-    async with world(tmp_path, backends=()) as w:
+    async with running_gateway(tmp_path, backends=()) as w:
         status, answer = await w.http("POST", "/v1/runs", {"run_id": "a"})
         assert (status, "no backend" in answer["message"]) == (422, True)
         assert (await w.http("POST", "/v1/backends", {"name": "scripted:noop"}))[0] == 201
         assert (await w.http("POST", "/v1/runs", {"run_id": "a"}))[0] == 201
         assert (await w.http("DELETE", "/v1/backends?name=other"))[0] == 404
-    async with world(tmp_path, backends=()) as w:
+    async with running_gateway(tmp_path, backends=()) as w:
         (backend,) = (await w.http("GET", "/v1/status"))[1]["backends"]
         assert backend == {
             "name": "scripted:noop",
@@ -236,14 +236,14 @@ async def test_a_filter_that_does_not_bind_is_refused_when_the_run_is_made(
     tmp_path: Path,
 ) -> None:
     body = {"run_id": "r", "filter": "copy rollouts to 'x'", "backends": ["scripted:noop"]}
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         status, answer = await w.http("POST", "/v1/runs", body)
         assert (status, answer["code"]) == (422, "invalid"), answer
         assert not (tmp_path / "r").exists()
 
 
 async def test_after_last_only_existing_groups_are_accepted(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         await w.run()
         await w.submit(group(key="k"))
         assert await w.submit(last=True) == [], "without a group, too"
@@ -257,7 +257,7 @@ async def test_bodies_are_bounded_whatever_the_header_says(tmp_path: Path) -> No
             yield b" " * (MAX_BODY_BYTES // 2)
 
     async with (
-        world(tmp_path) as w,
+        running_gateway(tmp_path) as w,
         aiohttp.ClientSession(headers={"authorization": f"Bearer {TOKEN}"}) as session,
     ):
         async with session.post(
@@ -271,7 +271,7 @@ async def test_bodies_are_bounded_whatever_the_header_says(tmp_path: Path) -> No
 
 
 async def test_unknown_things_are_404_and_wrong_methods_405(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         await w.run()
         for path in ("/v1/runs/x", "/v1/runs/r/groups/7", "/v1/runs/r/rollouts/7", "/v1/nothing"):
             status, answer = await w.http("GET", path)
@@ -280,7 +280,7 @@ async def test_unknown_things_are_404_and_wrong_methods_405(tmp_path: Path) -> N
 
 
 async def test_openapi_names_every_route_and_resolves(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         _, document = await w.http("GET", "/v1/openapi.json")
         assert "/v1/runs/{run_id}/groups" in document["paths"]
         names = set(document["components"]["schemas"])
@@ -335,7 +335,7 @@ async def test_what_is_sent_has_the_shape_that_openapi_shows(tmp_path: Path) -> 
         ("POST", "/v1/nodes/{node}/drain", "/v1/nodes/local/drain", {}),
         ("DELETE", "/v1/runs/{run_id}", "/v1/runs/r", None),
     ]
-    async with world(tmp_path) as w, w.worker("store"), w.worker("run"):
+    async with running_gateway(tmp_path) as w, w.worker("store"), w.worker("run"):
         _, document = await w.http("GET", "/v1/openapi.json")
         shapes = document["components"]["schemas"]
         for shape in shapes.values():
@@ -350,7 +350,7 @@ async def test_what_is_sent_has_the_shape_that_openapi_shows(tmp_path: Path) -> 
 
 async def test_no_answer_sends_to_the_host_that_the_request_named(tmp_path: Path) -> None:
     headers = {"authorization": f"Bearer {TOKEN}", "host": "elsewhere.example"}
-    async with world(tmp_path) as w, aiohttp.ClientSession(headers=headers) as session:
+    async with running_gateway(tmp_path) as w, aiohttp.ClientSession(headers=headers) as session:
         async with session.get(f"{w.served.http}/v1/runs/", allow_redirects=False) as answer:
             assert answer.status == 404
         async with session.put(f"{w.served.http}/v1/runs") as answer:
@@ -375,7 +375,7 @@ def test_answers_never_wait_for_an_ack() -> None:
 
 
 async def test_a_value_that_columns_cannot_hold_is_refused_in_a_single_line(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         await w.run()
         task = {"task_id": "t", "env": "noop", "prompt": "x"}
         for body, text in (
@@ -410,7 +410,7 @@ async def test_a_value_that_columns_cannot_hold_is_refused_in_a_single_line(tmp_
 
 
 async def test_a_full_queue_is_429_and_accepts_nothing_of_the_request(tmp_path: Path) -> None:
-    async with world(tmp_path, max_queued_rollouts=1000) as w:
+    async with running_gateway(tmp_path, max_queued_rollouts=1000) as w:
         await w.run()
         first = await w.submit(*(group(f"{i}", key=f"k{i}") for i in range(1000)))
         body = [group("a").model_dump(mode="json")]

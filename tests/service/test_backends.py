@@ -22,7 +22,7 @@ from prorl.service.http.metrics import exposition
 from prorl.testing import RENDERER
 from prorl.tokenizer import ByteTokenizer
 from prorl.types import AttemptKey, Json, Trouble
-from tests.service.world import TOKEN, World, group, world
+from tests.service.running_gateway import TOKEN, GatewayHarness, group, running_gateway
 from tests.waiting import until
 
 
@@ -34,7 +34,7 @@ async def served(policy: str = "scripted:random", context: int = 1 << 20) -> Asy
         yield server.url
 
 
-async def names(w: World) -> dict[str, str]:
+async def names(w: GatewayHarness) -> dict[str, str]:
     backends: Json = (await w.http("GET", "/v1/backends"))[1]["backends"]
     return {backend["name"]: backend["state"] for backend in backends}
 
@@ -56,7 +56,7 @@ async def names(w: World) -> dict[str, str]:
 async def test_an_unusable_backend_is_refused_in_a_single_line_and_not_added(
     tmp_path: Path, name: str, expected: str
 ) -> None:
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         for method, path, body in (
             ("POST", "/v1/backends", {"name": name}),
             ("PUT", "/v1/backends", {"backends": ["scripted:noop", name]}),
@@ -73,7 +73,11 @@ async def test_an_unusable_backend_is_refused_in_a_single_line_and_not_added(
 async def test_a_trainers_token_names_no_server_that_the_pool_lacks(tmp_path: Path) -> None:
     """Else it has the service's host ask any URL; the owner may, and anybody one of the pool."""
     signing_key(tmp_path / "root")
-    async with served() as inside, served() as other, world(tmp_path, backends=(inside,)) as w:
+    async with (
+        served() as inside,
+        served() as other,
+        running_gateway(tmp_path, backends=(inside,)) as w,
+    ):
         keys = keys_of(w.config)
         for role, name, status in (
             ("trainer", other, 403),
@@ -91,11 +95,11 @@ async def test_raw_logprobs_another_model_and_another_vocabulary_are_refused(
     tmp_path: Path,
 ) -> None:
     async with served("scripted:random?raw=1") as raw, served() as good:
-        async with world(tmp_path) as w:
+        async with running_gateway(tmp_path) as w:
             status, answer = await w.http("POST", "/v1/backends", {"name": raw})
             assert (status, "processed_logprobs" in answer["message"]) == (422, True)
             assert (await w.http("POST", "/v1/backends", {"name": good}))[0] == 201
-        async with world(tmp_path, model="other") as w:
+        async with running_gateway(tmp_path, model="other") as w:
             await w.http("DELETE", f"/v1/backends?name={good}")
             status, answer = await w.http("POST", "/v1/backends", {"name": good})
             assert (status, "'toy'" in answer["message"]) == (422, True)
@@ -104,7 +108,7 @@ async def test_raw_logprobs_another_model_and_another_vocabulary_are_refused(
 async def test_a_run_that_wants_a_longer_context_than_its_servers_have_is_refused(
     tmp_path: Path,
 ) -> None:
-    async with served(context=512) as short, world(tmp_path, backends=(short,)) as w:
+    async with served(context=512) as short, running_gateway(tmp_path, backends=(short,)) as w:
         run_body: Json = {"run_id": "r", "limits": {"max_tokens": 513}}
         status, answer = await w.http("POST", "/v1/runs", run_body)
         assert status == 422
@@ -118,7 +122,7 @@ async def test_a_server_that_takes_no_weights_is_refused_before_a_token_is_sampl
     tmp_path: Path,
 ) -> None:
     """As vLLM before 0.27, or outside of its developer mode: no `/weight_info`."""
-    async with served() as old, world(tmp_path, backends=(old,)) as w:
+    async with served() as old, running_gateway(tmp_path, backends=(old,)) as w:
         run_body: Json = {"run_id": "r", "delivery": "stream"}
         status, answer = await w.http("POST", "/v1/runs", run_body)
         assert status == 422, answer
@@ -128,7 +132,7 @@ async def test_a_server_that_takes_no_weights_is_refused_before_a_token_is_sampl
         assert not (tmp_path / "root/r").exists()
         assert (await w.http("POST", "/v1/runs", {"run_id": "r"}))[0] == 201
     (tmp_path / "other").mkdir()
-    async with served() as old, world(tmp_path / "other") as w:
+    async with served() as old, running_gateway(tmp_path / "other") as w:
         assert (await w.http("POST", "/v1/runs", run_body))[0] == 201
         status, answer = await w.http("POST", "/v1/backends", {"name": old})
         assert (status, "takes no weights" in answer["message"]) == (422, True)
@@ -137,7 +141,7 @@ async def test_a_server_that_takes_no_weights_is_refused_before_a_token_is_sampl
 async def test_a_server_added_while_runs_are_open_is_checked_against_their_vocabularies(
     tmp_path: Path,
 ) -> None:
-    async with served(context=512) as short, world(tmp_path) as w:
+    async with served(context=512) as short, running_gateway(tmp_path) as w:
         long: Json = {"run_id": "long", "limits": {"max_tokens": 513}}
         assert (await w.http("POST", "/v1/runs", long))[0] == 201
         for method, path, body in (
@@ -151,7 +155,7 @@ async def test_a_server_added_while_runs_are_open_is_checked_against_their_vocab
 
 async def test_simultaneous_replacements_of_the_pool_do_not_mix(tmp_path: Path) -> None:
     """Not both lists together: what was there is read and replaced in one go."""
-    async with served() as first, served() as two, world(tmp_path) as w:
+    async with served() as first, served() as two, running_gateway(tmp_path) as w:
         pools = [[first], [two, "scripted:noop"]]
         requests = (w.http("PUT", "/v1/backends", {"backends": pool}) for pool in pools)
         assert [status for status, _ in await asyncio.gather(*requests)] == [200, 200]
@@ -162,18 +166,18 @@ async def test_the_last_pool_stands_over_restarts(tmp_path: Path) -> None:
     """The log's word stands over the config's."""
     more: Json = {"backends": ("scripted:oracle", "scripted:noop")}
     async with served() as url:
-        async with world(tmp_path, **more) as w:
+        async with running_gateway(tmp_path, **more) as w:
             assert (await w.http("POST", "/v1/backends", {"name": f"{url}/"}))[0] == 201
             await w.http("DELETE", "/v1/backends?name=scripted:oracle")
             await w.http("DELETE", "/v1/backends?name=scripted:noop&drain=true")
-        async with world(tmp_path, **more) as w:
+        async with running_gateway(tmp_path, **more) as w:
             assert await names(w) == {"scripted:noop": "draining", url: "ready"}
             pool = {"backends": ["scripted:random", url]}
             assert (await w.http("PUT", "/v1/backends", pool))[0] == 200
-        async with world(tmp_path, **more) as w:
+        async with running_gateway(tmp_path, **more) as w:
             assert await names(w) == {"scripted:random": "ready", url: "ready"}
             assert (await w.http("POST", "/v1/backends", {"name": "scripted:oracle"}))[0] == 201
-        async with world(tmp_path, **more) as w:
+        async with running_gateway(tmp_path, **more) as w:
             assert "scripted:oracle" in await names(w)
 
 
@@ -183,7 +187,7 @@ async def test_an_attempt_that_lost_its_backend_waits_and_is_neither_charged_nor
     async with (
         served() as primary,
         served() as two,
-        world(tmp_path, backends=(primary, two)) as w,
+        running_gateway(tmp_path, backends=(primary, two)) as w,
         w.worker("init") as init,
         w.worker("run") as run,
     ):
@@ -212,14 +216,14 @@ async def test_an_attempt_that_lost_its_backend_waits_and_is_neither_charged_nor
             await run.ask(Failover(attempt=stale, backend=primary, trouble=Trouble.ERROR), "r")
 
 
-async def rollout(w: World) -> Json:
+async def rollout(w: GatewayHarness) -> Json:
     return (await w.http("GET", "/v1/runs/r/rollouts/0"))[1]
 
 
 async def test_with_nobody_well_nothing_is_leased_and_nobody_fails(tmp_path: Path) -> None:
     async with (
         served() as url,
-        world(tmp_path, backends=(url,)) as w,
+        running_gateway(tmp_path, backends=(url,)) as w,
         w.worker("init") as init,
         w.worker("run") as run,
     ):
@@ -246,7 +250,7 @@ async def test_the_command_changes_the_pool_and_shows_prefix_reuse(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PRORL_TOKEN", TOKEN)
-    async with served() as url, world(tmp_path) as w, w.worker("run") as run:
+    async with served() as url, running_gateway(tmp_path) as w, w.worker("run") as run:
         run.stats = Stats(
             backends={url: CallTotals(prompt=400, cached=150, reusable=200, reused=150)}
         )

@@ -41,7 +41,7 @@ from prorl.service.core.state import IN_HAND, RolloutRecord, RunRecord, State, W
 from prorl.service.log.log import ControlLog
 from prorl.types import GroupState, Json, RolloutState
 from tests.service.recount import recount
-from tests.service.world import group, run_config
+from tests.service.running_gateway import group, run_config
 
 EXAMPLES = int(os.environ.get("PRORL_EXAMPLES", "30"))
 PICK = st.integers(0, 1 << 16)

@@ -13,14 +13,14 @@ from prorl.errors import ConflictError
 from prorl.service.core.dataset import order
 from prorl.service.log.log import ControlLog
 from prorl.types import Json
-from tests.service.hand import Hand
-from tests.service.world import group, run_config, world
+from tests.service.running_gateway import group, run_config, running_gateway
+from tests.service.stepped_core import SteppedCore
 
 TASKS, EPOCHS = 30, 3
 ORDER = [f"t{place}" for epoch in range(EPOCHS) for place in order(5, epoch, TASKS).tolist()]
 
 
-class Life(Hand):
+class Life(SteppedCore):
     def restart(self) -> None:
         super().restart()
         self.come("init")
@@ -116,7 +116,7 @@ def test_a_dataset_is_identified_by_its_keys(life: Life) -> None:
 
 
 async def test_over_http(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         await w.run(epochs=2, target_groups=3)
         body: Json = {"groups": [group("a", n=2, key="a").model_dump(mode="json")]}
         status, answer = await w.http("POST", "/v1/runs/r/groups", body)
@@ -134,7 +134,7 @@ async def test_over_http(tmp_path: Path) -> None:
 async def test_a_filter_has_a_task_sit_out_and_says_how_many_siblings_it_gets(
     tmp_path: Path,
 ) -> None:
-    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
+    async with running_gateway(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
         await w.run(epochs=4, max_open_groups=1)
         bodies = [group("a", n=2, key="a").model_dump(mode="json")]
         await w.http("POST", "/v1/runs/r/groups", {"groups": bodies, "last": True})
@@ -150,7 +150,7 @@ async def test_a_filter_has_a_task_sit_out_and_says_how_many_siblings_it_gets(
 async def test_of_the_tasks_in_turn_the_longest_goes_first(tmp_path: Path) -> None:
     """By what their rollouts took an epoch ago; the mean, where none was stored."""
     tokens = {"a": 10, "b": 900, "c": 500, "d": 0}
-    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
+    async with running_gateway(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
         await w.run(epochs=2, max_open_groups=4, server_priority=True)
         bodies = [group(name, key=name).model_dump(mode="json") for name in tokens]
         await w.http("POST", "/v1/runs/r/groups", {"groups": bodies, "last": True})

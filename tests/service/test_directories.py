@@ -15,9 +15,9 @@ from prorl.service.core.manifest import write_manifest
 from prorl.storage.files.layout import RunDir
 from prorl.storage.write.convert import event_rows, tables, task_rows
 from prorl.types import Json
-from tests.service.world import run_config, settings, world
-from tests.storage.directory import add_commit, event
-from tests.storage.rows import scored, task_row
+from tests.service.running_gateway import run_config, running_gateway, settings
+from tests.storage.run_directories import add_commit, event
+from tests.storage.scored_rows import scored, task_row
 
 
 def written_run(root: Path) -> RunDir:
@@ -49,7 +49,7 @@ async def test_a_directory_that_the_log_does_not_know_is_refused_and_untouched(
 ) -> None:
     written_run(tmp_path / "root")
     before = content(tmp_path / "root" / "r")
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         status, answer = await w.http("POST", "/v1/runs", {"run_id": "r", "seed": 3})
         assert (status, "read it as it is" in answer["message"]) == (409, True), answer
         assert (await w.http("GET", "/v1/runs"))[1]["runs"] == []
@@ -58,7 +58,7 @@ async def test_a_directory_that_the_log_does_not_know_is_refused_and_untouched(
 
 async def test_a_manifest_without_trajectories_is_continued(tmp_path: Path) -> None:
     """The gateway died between manifest and log."""
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         owner = w.core.log.owner
         write_manifest(settings(tmp_path), run_config(), 1_000.0, owner=owner)
         assert (await w.http("POST", "/v1/runs", {"run_id": "r"}))[0] == 201
@@ -67,18 +67,18 @@ async def test_a_manifest_without_trajectories_is_continued(tmp_path: Path) -> N
 async def test_a_log_that_is_older_than_a_directory_fails_that_run_and_serves_the_others(
     tmp_path: Path,
 ) -> None:
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         await w.run()
         await w.run("other")
     (tmp_path / "root" / "r" / "commits").mkdir()
     (tmp_path / "root" / "r" / "commits" / "0000000001.json").write_text("{}")
     before = content(tmp_path / "root" / "r")
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         assert "knows 0 commits" in (status := (await w.http("GET", "/v1/runs/r"))[1])["stalled"]
         assert status["state"] == "failed"
         assert list(w.core.state.open) == ["other"]
     assert content(tmp_path / "root" / "r") == before
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         assert (await w.http("GET", "/v1/runs/r"))[1]["state"] == "failed"
 
 
@@ -87,7 +87,7 @@ async def test_ended_runs_cost_nothing_and_are_still_listed(
 ) -> None:
     """10,000 of them cost 3.2 s at start, and .83 s of the loop for each question of `serve`."""
     names = [f"r{i}" for i in range(5)]
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         monkeypatch.setattr(core, "KEPT_CLOSED", 2)
         for name in names:
             await w.run(name)
@@ -99,7 +99,7 @@ async def test_ended_runs_cost_nothing_and_are_still_listed(
         assert [(run["run_id"], run["state"]) for run in listed] == [
             (name, "finished") for name in names
         ]
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         assert not w.core.state.runs
         assert (await w.http("GET", "/v1/status"))[1]["runs"] == []
         assert (await w.http("GET", "/v1/runs/r0"))[1]["state"] == "finished"
@@ -113,12 +113,12 @@ async def test_two_services_on_the_same_store_take_no_run_from_each_other(tmp_pa
     first.mkdir()
     second.mkdir()
     where: Json = {"url": str(tmp_path / "shared")}
-    async with world(first, store=where) as w:
+    async with running_gateway(first, store=where) as w:
         assert (await w.http("POST", "/v1/runs", {"run_id": "r"}))[0] == 201
         with pytest.raises(ConflictError, match="belongs to another service's root"):
-            async with world(second, store=where):
+            async with running_gateway(second, store=where):
                 pass
-    async with world(first, store=where) as w:
+    async with running_gateway(first, store=where) as w:
         assert (await w.view())["state"] == "open", "its own root goes on"
 
 
@@ -131,12 +131,12 @@ def test_a_manifest_of_another_root_is_not_ours(tmp_path: Path) -> None:
 
 async def test_a_run_that_was_dropped_is_forgotten(tmp_path: Path) -> None:
     drop = ["gc", "--drop", "r", "--root", str(tmp_path / "root")]
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         await w.run()
         w.core.runs.end_of_groups(w.core.run("r"))
         w.core.sweep()
         await w.served.gateway.durable()
     assert await asyncio.to_thread(dispatch, drop) == 0
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         assert (await w.http("GET", "/v1/runs"))[1]["runs"] == []
         assert (await w.http("POST", "/v1/runs", {"run_id": "r", "seed": 4}))[0] == 201

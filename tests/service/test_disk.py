@@ -15,7 +15,7 @@ from prorl.errors import DiskRefusedError, StorageError
 from prorl.service import gateway
 from prorl.service.log.log import ControlLog
 from prorl.types import Json
-from tests.service.world import World, group, world
+from tests.service.running_gateway import GatewayHarness, group, running_gateway
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def refused(root: Path) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-async def offered(w: World, task: str) -> tuple[int, Json]:
+async def offered(w: GatewayHarness, task: str) -> tuple[int, Json]:
     groups = [group(task).model_dump(mode="json")]
     return await w.http("POST", "/v1/runs/r/groups", {"groups": groups})
 
@@ -39,7 +39,7 @@ async def test_while_the_disk_says_no_nothing_is_accepted_and_status_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway, "DISK_AGAIN_S", 0.05)
-    async with world(tmp_path) as w, w.worker("init") as init:
+    async with running_gateway(tmp_path) as w, w.worker("init") as init:
         await w.run()
         with refused(w.config.root):
             assert [(await offered(w, task))[0] for task in ("a", "b")] == [507, 507]
@@ -52,7 +52,7 @@ async def test_while_the_disk_says_no_nothing_is_accepted_and_status_says_why(
         await init.take(3)
         _, status = await w.http("GET", "/v1/status")
         assert status["warnings"] == []
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         assert sum((await w.view())["counts"].values()) == 3, "each once, after a restart too"
 
 

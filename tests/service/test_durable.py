@@ -22,7 +22,7 @@ from prorl.control import (
 from prorl.errors import StorageError
 from prorl.service.log.log import ControlLog, Write
 from prorl.types import Json
-from tests.service.world import World, group, handout, settings, world
+from tests.service.running_gateway import GatewayHarness, group, handout, running_gateway, settings
 
 T = TypeVar("T")
 
@@ -63,7 +63,11 @@ async def promised(log: Gated, promise: Coroutine[None, None, T]) -> T:
 
 async def test_every_promise_waits_for_its_transaction(tmp_path: Path) -> None:
     log = Gated(settings(tmp_path).root / "control.db")
-    async with world(tmp_path, log=log) as w, w.worker("init") as init, w.worker("store") as store:
+    async with (
+        running_gateway(tmp_path, log=log) as w,
+        w.worker("init") as init,
+        w.worker("store") as store,
+    ):
         await promised(log, w.run(delivery="stream"))
         await promised(log, w.submit(group("a"), group("b"), group("c")))
         keys = await init.take(3)
@@ -82,11 +86,11 @@ async def test_every_promise_waits_for_its_transaction(tmp_path: Path) -> None:
 
 async def test_a_lease_is_on_disk_before_it_is_sent(tmp_path: Path) -> None:
     log = Gated(settings(tmp_path).root / "control.db")
-    async with world(tmp_path, log=log) as w:
+    async with running_gateway(tmp_path, log=log) as w:
         await w.run()
         await w.submit(group())
 
-        async def leased(w: World) -> Json:
+        async def leased(w: GatewayHarness) -> Json:
             async with w.worker("init") as init:
                 return await init.take()
 
@@ -100,7 +104,7 @@ async def test_a_log_that_cannot_be_written_ends_the_gateway_and_promises_nothin
     tmp_path: Path,
 ) -> None:
     log = Full(settings(tmp_path).root / "control.db")
-    async with world(tmp_path, log=log) as w:
+    async with running_gateway(tmp_path, log=log) as w:
         await w.run()
         log.full = True
         status, answer = await w.http(
@@ -110,7 +114,7 @@ async def test_a_log_that_cannot_be_written_ends_the_gateway_and_promises_nothin
         with pytest.raises(ExceptionGroup) as caught:
             await w.served.failed()
         assert caught.group_contains(StorageError)
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         assert (await w.view())["counts"]["queued"] == 0
 
 
@@ -118,7 +122,7 @@ async def test_a_store_that_comes_back_hears_of_a_run_before_its_outbox(
     tmp_path: Path,
 ) -> None:
     log = Gated(settings(tmp_path).root / "control.db")
-    async with world(tmp_path, log=log) as w, w.worker("store") as store:
+    async with running_gateway(tmp_path, log=log) as w, w.worker("store") as store:
         await w.run()
         await w.submit(group(n=2))
         await store.hear(Kind.ROWS)
@@ -142,7 +146,7 @@ async def test_a_store_that_comes_back_hears_of_a_run_before_its_outbox(
 
 
 async def test_a_store_that_comes_back_serves_in_the_order_of_decisions(tmp_path: Path) -> None:
-    async with world(tmp_path) as w, w.worker("init") as init:
+    async with running_gateway(tmp_path) as w, w.worker("init") as init:
         await w.run()
         await w.submit(*(group(str(i)) for i in range(3)))
         keys = await init.take(3)

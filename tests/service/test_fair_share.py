@@ -12,13 +12,13 @@ import pytest
 from prorl.service.core.state import RolloutRecord, RunRecord
 from prorl.service.log.log import ControlLog
 from prorl.types import AttemptKey, Json, RolloutState
-from tests.service.hand import Hand
-from tests.service.world import group, run_config
+from tests.service.running_gateway import group, run_config
+from tests.service.stepped_core import SteppedCore
 
 SLOTS, ROLLOUT_S = 8, 1.0
 
 
-class Shop(Hand):
+class Shop(SteppedCore):
     """INIT has `SLOTS` slots, each rollout of which takes `ROLLOUT_S`."""
 
     def __init__(self, log: ControlLog) -> None:

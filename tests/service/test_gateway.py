@@ -37,12 +37,21 @@ from prorl.schema import CONTROL
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.core.rollouts import FIRST_REST_S
 from prorl.types import FailureCode
-from tests.service.world import CHAIN, TOKEN, Worker, World, group, handout, settings, world
+from tests.service.running_gateway import (
+    CHAIN,
+    TOKEN,
+    GatewayHarness,
+    Worker,
+    group,
+    handout,
+    running_gateway,
+    settings,
+)
 
 KINDS = pytest.mark.parametrize("kind", ["local", "flight"])
 
 
-async def finish(w: World, store, keys, part: str) -> None:  # type: ignore[no-untyped-def]
+async def finish(w: GatewayHarness, store, keys, part: str) -> None:  # type: ignore[no-untyped-def]
     """Commit attempts with everything that the log wants stored."""
     run = w.core.run("r")
     await store.commit("r", part, keys, outbox_upto=run.outbox.end)
@@ -51,7 +60,7 @@ async def finish(w: World, store, keys, part: str) -> None:  # type: ignore[no-u
 @KINDS
 async def test_a_run_from_submit_to_finished(tmp_path: Path, kind: str) -> None:
     async with (
-        world(tmp_path, kind) as w,
+        running_gateway(tmp_path, kind) as w,
         w.worker("init") as init,
         w.worker("run") as run,
         w.worker("store") as store,
@@ -78,7 +87,7 @@ async def test_a_run_from_submit_to_finished(tmp_path: Path, kind: str) -> None:
 async def test_a_dead_worker_costs_an_attempt_and_its_late_writes_are_fenced(
     tmp_path: Path, kind: str
 ) -> None:
-    async with world(tmp_path, kind) as w, w.worker("store") as store:
+    async with running_gateway(tmp_path, kind) as w, w.worker("store") as store:
         await w.run()
         await w.submit(group())
         async with w.worker(CHAIN) as chain:
@@ -97,7 +106,7 @@ async def test_a_dead_worker_costs_an_attempt_and_its_late_writes_are_fenced(
 
 
 async def test_a_row_of_an_untrainable_failure_is_never_committed(tmp_path: Path) -> None:
-    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
+    async with running_gateway(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
         (key,) = await w.leased(init)
         await store.ask(Reserve(attempts=(key,)))
         code = FailureCode.EVAL_FAILED
@@ -108,7 +117,7 @@ async def test_a_row_of_an_untrainable_failure_is_never_committed(tmp_path: Path
 
 
 async def test_a_superseded_worker_is_stopped(tmp_path: Path) -> None:
-    async with world(tmp_path) as w, w.worker("init") as init, w.worker("run") as run:
+    async with running_gateway(tmp_path) as w, w.worker("init") as init, w.worker("run") as run:
         (first,) = await w.leased(init)
         init.say(Failed(), first, code="sandbox_start")
         await init.take()
@@ -121,7 +130,7 @@ async def test_a_superseded_worker_is_stopped(tmp_path: Path) -> None:
 async def test_the_first_prompt_that_is_too_long_ends_the_run(
     tmp_path: Path, skip_invalid: bool, others: str
 ) -> None:
-    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store"):
+    async with running_gateway(tmp_path) as w, w.worker("init") as init, w.worker("store"):
         await w.run(skip_invalid=skip_invalid)
         await w.submit(group("first", n=1), group("second", n=7))
         keys = await init.take(8)
@@ -134,7 +143,11 @@ async def test_the_first_prompt_that_is_too_long_ends_the_run(
 
 @KINDS
 async def test_cancel_reaches_the_holder_and_the_store(tmp_path: Path, kind: str) -> None:
-    async with world(tmp_path, kind) as w, w.worker("init") as init, w.worker("store") as store:
+    async with (
+        running_gateway(tmp_path, kind) as w,
+        w.worker("init") as init,
+        w.worker("store") as store,
+    ):
         keys = await w.leased(init, n=2)
         status, answer = await w.http("DELETE", f"/v1/runs/r/rollouts/{keys[0].rollout_id}")
         assert (status, answer["state"]) == (200, "cancelled")
@@ -148,7 +161,7 @@ async def test_cancel_reaches_the_holder_and_the_store(tmp_path: Path, kind: str
 
 
 async def test_a_commit_in_flight_beats_a_cancellation(tmp_path: Path) -> None:
-    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
+    async with running_gateway(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
         keys = await w.leased(init)
         await store.ask(Reserve(attempts=(keys[0],)))
         assert (await w.http("DELETE", "/v1/runs/r/rollouts/0"))[1]["state"] == "reserved"
@@ -159,7 +172,7 @@ async def test_a_commit_in_flight_beats_a_cancellation(tmp_path: Path) -> None:
 async def test_a_store_that_dies_with_a_reservation_lets_the_cancellation_through(
     tmp_path: Path,
 ) -> None:
-    async with world(tmp_path) as w, w.worker("init") as init, w.worker("run") as run:
+    async with running_gateway(tmp_path) as w, w.worker("init") as init, w.worker("run") as run:
         keys = await w.leased(init)
         run.say(Started(), keys[0])
         async with w.worker("store") as store:
@@ -169,7 +182,7 @@ async def test_a_store_that_dies_with_a_reservation_lets_the_cancellation_throug
 
 
 async def test_retries_end_as_failed_with_a_row_for_the_store(tmp_path: Path) -> None:
-    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
+    async with running_gateway(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
         await w.run(limits={"max_attempts": 2})
         await w.submit(group())
         failed_at = float("-inf")
@@ -186,7 +199,7 @@ async def test_retries_end_as_failed_with_a_row_for_the_store(tmp_path: Path) ->
 
 
 async def test_commit_answers_the_same_to_the_same_part(tmp_path: Path) -> None:
-    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
+    async with running_gateway(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
         keys = await w.leased(init, n=2)
         first = await store.commit("r", "p", keys[:1])
         assert await store.commit("r", "p", keys[:1]) == first
@@ -199,7 +212,7 @@ async def test_restart_keeps_what_workers_claim_and_leases_the_rest_again(tmp_pa
     async with FlightNetwork(token=TOKEN) as away:
         config = settings(tmp_path)
         run, store = Worker(away, config, "run", "run-0"), Worker(away, config, "store", "store-0")
-        async with world(tmp_path, "flight") as w, w.worker("init") as init:
+        async with running_gateway(tmp_path, "flight") as w, w.worker("init") as init:
             for worker in (run, store):
                 await worker.__aenter__()
             await w.run()
@@ -211,7 +224,7 @@ async def test_restart_keeps_what_workers_claim_and_leases_the_rest_again(tmp_pa
             await store.commit("r", "p", keys[:1])
             await w.until(lambda v: v["counts"]["running"] == 1)
             w.crash()
-        async with world(tmp_path, "flight") as w, w.worker("init", "init-1") as init:
+        async with running_gateway(tmp_path, "flight") as w, w.worker("init", "init-1") as init:
             (again,) = await init.take()
             assert again == keys[2]._replace(attempt=2)
             assert run.of(Kind.WELCOME)[-1].read(Welcome).refused == (keys[0],), (
@@ -225,7 +238,7 @@ async def test_restart_keeps_what_workers_claim_and_leases_the_rest_again(tmp_pa
 
 
 async def test_a_store_learns_everything_that_is_not_stored(tmp_path: Path) -> None:
-    async with world(tmp_path) as w, w.worker("init") as init:
+    async with running_gateway(tmp_path) as w, w.worker("init") as init:
         await w.run()
         await w.submit(group("a", n=2), group("b"))
         await w.http("DELETE", "/v1/runs/r/groups/0")
@@ -254,7 +267,7 @@ async def test_a_store_learns_everything_that_is_not_stored(tmp_path: Path) -> N
 
 async def test_groups_before_a_conflict_in_a_request_reach_the_store_too(tmp_path: Path) -> None:
     """Another client took a key after this request was checked: what the log has, it has whole."""
-    async with world(tmp_path) as w, w.worker("store") as store:
+    async with running_gateway(tmp_path) as w, w.worker("store") as store:
         await w.run()
         run, accept = w.core.run("r"), w.core.acceptance
         mine = accept.check(run, [group("a", key="a"), group("b", key="b")], {})
@@ -269,7 +282,7 @@ async def test_groups_before_a_conflict_in_a_request_reach_the_store_too(tmp_pat
 
 async def test_a_store_knows_the_runs_before_it_hears_its_first_answer(tmp_path: Path) -> None:
     """Else a trainer that asks at once finds an open run closed, and its stream at the end."""
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         await w.run()
         identity = this_life(roles={"store": 8}, worker="store-0", location="at-store")
         handout = ControlRow.of(Handout(), run_id="r")
@@ -288,7 +301,7 @@ async def test_a_store_knows_the_runs_before_it_hears_its_first_answer(tmp_path:
 
 
 async def test_cursors_move_backpressure_only_for_primary_and_never_ahead(tmp_path: Path) -> None:
-    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
+    async with running_gateway(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
         await w.run(delivery="stream", max_unacked_groups=2)
         await w.submit(*(group(str(i)) for i in range(4)))
         keys = await init.take(2)
@@ -307,7 +320,7 @@ async def test_cursors_move_backpressure_only_for_primary_and_never_ahead(tmp_pa
 
 
 async def test_waiting_without_workers_ends_as_queue_deadline(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         await w.run(limits={"queue_s": 0.2})
         await w.submit(group(n=3))
         view = await w.until(lambda v: v["counts"]["failed"] == 3)
@@ -316,7 +329,7 @@ async def test_waiting_without_workers_ends_as_queue_deadline(tmp_path: Path) ->
 
 
 async def test_a_broken_lease_stream_loses_only_unacknowledged_leases(tmp_path: Path) -> None:
-    async with world(tmp_path, "flight") as w:
+    async with running_gateway(tmp_path, "flight") as w:
         await w.run()
         await w.submit(group(n=2))
         async with w.worker("init") as init:
@@ -332,7 +345,7 @@ async def test_a_broken_lease_stream_loses_only_unacknowledged_leases(tmp_path: 
 
 
 async def test_nonsense_is_answered_not_fatal(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         await w.run()
         channel = await w.dial("eval")
         for row in (
@@ -360,7 +373,7 @@ async def test_nonsense_is_answered_not_fatal(tmp_path: Path) -> None:
 async def test_a_stream_that_does_not_begin_with_hello_or_is_of_another_version_is_refused(
     tmp_path: Path,
 ) -> None:
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         for first in (
             ControlRow(kind=Kind.STATS, seq=1),
             ControlRow.of(Hello(worker="x", roles={"boss": 1}, schema_version=SCHEMA_VERSION)),

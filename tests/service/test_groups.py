@@ -14,11 +14,11 @@ from prorl.service.core.sampler import Rate
 from prorl.service.core.state import RunRecord, State
 from prorl.service.log.log import ControlLog
 from prorl.types import FailureCode, GroupState, Json, RolloutState
-from tests.service.hand import Hand
-from tests.service.world import group, run_config
+from tests.service.running_gateway import group, run_config
+from tests.service.stepped_core import SteppedCore
 
 
-class World(Hand):
+class World(SteppedCore):
     """A run with all its groups leased; a worker of each role."""
 
     def __init__(self, log: ControlLog) -> None:

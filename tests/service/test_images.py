@@ -15,7 +15,7 @@ from prorl.service.core.images import waiting_for_guests
 from prorl.service.core.leases import GUESTS_AHEAD
 from prorl.service.core.watchdog import reason
 from prorl.types import RolloutState, Task
-from tests.service.world import Worker, group, world
+from tests.service.running_gateway import Worker, group, running_gateway
 
 PY, OTHER_PY = "py=sha256:a", "py=sha256:b"
 
@@ -38,7 +38,7 @@ async def test_a_lease_goes_to_the_node_that_has_its_image(
 ) -> None:
     """Another image under the same name does not count."""
     async with (
-        world(tmp_path) as w,
+        running_gateway(tmp_path) as w,
         w.worker("init", "a/init-0", images=(PY,)) as has,
         w.worker("init", "b/init-0", images=other) as lacks,
     ):
@@ -50,7 +50,7 @@ async def test_a_lease_goes_to_the_node_that_has_its_image(
 
 
 async def test_what_no_node_has_waits_and_holds_up_no_other_run(tmp_path: Path) -> None:
-    async with world(tmp_path) as w, w.worker("init", "a/init-0", images=()) as first:
+    async with running_gateway(tmp_path) as w, w.worker("init", "a/init-0", images=()) as first:
         await w.run()
         await w.run("other")
         await w.submit(*(with_image(f"t{i}") for i in range(40)))
@@ -63,7 +63,7 @@ async def test_what_no_node_has_waits_and_holds_up_no_other_run(tmp_path: Path) 
 
 async def test_a_task_without_a_node_delays_no_sibling_and_ends_alone(tmp_path: Path) -> None:
     async with (
-        world(tmp_path) as w,
+        running_gateway(tmp_path) as w,
         w.worker("init", "a/init-0", images=(PY,)) as has,
     ):
         await w.run(limits={"queue_s": 4})
@@ -80,7 +80,7 @@ async def test_a_task_without_a_node_delays_no_sibling_and_ends_alone(tmp_path: 
 
 async def test_leases_of_a_departed_node_wait_for_another(tmp_path: Path) -> None:
     """What was granted and not sent goes back to the queue, charged to nobody."""
-    async with world(tmp_path) as w, w.worker("init", "a/init-0", images=()):
+    async with running_gateway(tmp_path) as w, w.worker("init", "a/init-0", images=()):
         await w.run()
         async with w.worker("init", "b/init-0", images=(PY,)):
             await w.submit(*(with_image(f"t{i}") for i in range(20)))
@@ -92,7 +92,7 @@ async def test_leases_of_a_departed_node_wait_for_another(tmp_path: Path) -> Non
 
 
 async def test_a_path_asks_for_nothing(tmp_path: Path) -> None:
-    async with world(tmp_path) as w, w.worker("init", "a/init-0", images=()) as lacks:
+    async with running_gateway(tmp_path) as w, w.worker("init", "a/init-0", images=()) as lacks:
         await w.run()
         await w.submit(with_image("t", "/shared/py.sif"))
         await lacks.take(1)
@@ -100,7 +100,7 @@ async def test_a_path_asks_for_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("image", ["", "py"])
 async def test_a_run_that_no_node_can_serve_says_so(tmp_path: Path, image: str) -> None:
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         await w.run()
         await w.submit(with_image("t"))
         workers = dict.fromkeys(("init", "run", "eval", "store"), 1)
@@ -111,7 +111,7 @@ async def test_a_run_that_no_node_can_serve_says_so(tmp_path: Path, image: str) 
 async def test_only_so_many_leases_go_ahead_of_guests_that_do_not_come(tmp_path: Path) -> None:
     """What waits at RUN has no slot there, so that nothing else would bound it."""
     data = {"guest": "lake"}
-    async with world(tmp_path) as w, w.worker("init") as init, w.worker("run"):
+    async with running_gateway(tmp_path) as w, w.worker("init") as init, w.worker("run"):
         await w.run()
         await w.run("other")
         tasks = [Task(task_id=f"g{i}", env="guest", prompt="?", data=data) for i in range(200)]

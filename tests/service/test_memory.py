@@ -18,23 +18,23 @@ from prorl.service.core.state import AHEAD
 from prorl.service.log import log_schema as sql
 from prorl.service.log.log import ControlLog
 from prorl.types import RolloutState
-from tests.service.hand import Hand
-from tests.service.world import group, run_config
+from tests.service.running_gateway import group, run_config
+from tests.service.stepped_core import SteppedCore
 
 
 @pytest.fixture
-def hand(log: ControlLog) -> Hand:
-    hand = Hand(log)
+def hand(log: ControlLog) -> SteppedCore:
+    hand = SteppedCore(log)
     hand.core.create_run(run_config())
     hand.come("init", "store")
     return hand
 
 
-def submit(hand: Hand, run_id: str, count: int, n: int = 1) -> None:
+def submit(hand: SteppedCore, run_id: str, count: int, n: int = 1) -> None:
     hand.submit(*(group(str(i), n=n) for i in range(count)), run=hand.core.run(run_id))
 
 
-def complete(hand: Hand, groups: int) -> None:
+def complete(hand: SteppedCore, groups: int) -> None:
     """Submit groups, run them, store and keep them; the last transaction is not taken."""
     run, first = hand.run, hand.run.accepted.next_group
     submit(hand, "r", groups, n=2)
@@ -44,7 +44,7 @@ def complete(hand: Hand, groups: int) -> None:
     hand.core.groups.propose(run, decisions)
 
 
-def test_memory_is_flat_over_many_groups(hand: Hand) -> None:
+def test_memory_is_flat_over_many_groups(hand: SteppedCore) -> None:
     core = hand.core
     for _ in range(20):
         complete(hand, 10)
@@ -63,7 +63,7 @@ def test_memory_is_flat_over_many_groups(hand: Hand) -> None:
 
 
 def test_a_group_that_changed_while_its_transaction_was_written_is_not_forgotten(
-    hand: Hand,
+    hand: SteppedCore,
 ) -> None:
     complete(hand, 1)
     core, run = hand.core, hand.run
@@ -78,7 +78,7 @@ def test_a_group_that_changed_while_its_transaction_was_written_is_not_forgotten
     assert not run.groups
 
 
-def test_the_pool_lives_in_the_log_but_for_its_head(hand: Hand) -> None:
+def test_the_pool_lives_in_the_log_but_for_its_head(hand: SteppedCore) -> None:
     core = hand.core
     groups = AHEAD  # twice as many rollouts as may be in memory
     submit(hand, "r", groups, n=2)
@@ -93,7 +93,7 @@ def test_the_pool_lives_in_the_log_but_for_its_head(hand: Hand) -> None:
 
 
 def test_what_waits_is_read_many_groups_at_a_time(
-    hand: Hand, monkeypatch: pytest.MonkeyPatch
+    hand: SteppedCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submit(hand, "r", AHEAD, n=2)
     hand.restart()
@@ -111,7 +111,7 @@ def test_what_waits_is_read_many_groups_at_a_time(
     assert [r.rollout_id for g in run.groups.values() for r in g.rollouts] == list(range(AHEAD))
 
 
-def test_cancelling_a_long_queue_is_cut_into_pieces(hand: Hand) -> None:
+def test_cancelling_a_long_queue_is_cut_into_pieces(hand: SteppedCore) -> None:
     core = hand.core
     submit(hand, "r", 3 * PIECE)
     run = core.run("r")
@@ -127,7 +127,7 @@ def test_cancelling_a_long_queue_is_cut_into_pieces(hand: Hand) -> None:
 
 
 def test_what_is_in_hand_is_cancelled_in_pieces_too_and_gets_no_lease(log: ControlLog) -> None:
-    hand = Hand(log)
+    hand = SteppedCore(log)
     core = hand.core
     core.create_run(run_config(max_open_groups=4 * PIECE))
     (worker,) = hand.come("init")
@@ -148,7 +148,7 @@ def test_what_is_in_hand_is_cancelled_in_pieces_too_and_gets_no_lease(log: Contr
     assert hand.run.counts[RolloutState.CANCELLED] == 4 * PIECE
 
 
-def test_waiting_behind_other_runs_uses_up_no_budget(hand: Hand) -> None:
+def test_waiting_behind_other_runs_uses_up_no_budget(hand: SteppedCore) -> None:
     core = hand.core
     for name in ("busy", "starved"):
         core.create_run(run_config(run_id=name, limits={"queue_s": 60.0}))
@@ -167,7 +167,7 @@ def test_waiting_behind_other_runs_uses_up_no_budget(hand: Hand) -> None:
     assert core.run("starved").counts[RolloutState.FAILED] == 5
 
 
-def test_an_ack_searches_by_its_index(hand: Hand) -> None:
+def test_an_ack_searches_by_its_index(hand: SteppedCore) -> None:
     """240 ms at 100,000 groups, when the partial index's condition was not repeated."""
     core = hand.core
     plan = core.log.read("EXPLAIN QUERY PLAN " + sql.ACK_GROUPS, ("r", 0, 8))

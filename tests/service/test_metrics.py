@@ -14,12 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from prorl.cli.commands.status import step_words
 from prorl.control import CommitCursor, Failed, Started, Stats
 from prorl.service.core.observed import Effort
-from tests.service.world import TOKEN, World, group, handout, world
+from tests.service.running_gateway import TOKEN, GatewayHarness, group, handout, running_gateway
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-async def scrape(w: World) -> dict[str, Metric]:
+async def scrape(w: GatewayHarness) -> dict[str, Metric]:
     headers = {"authorization": f"Bearer {TOKEN}"}
     async with (
         aiohttp.ClientSession(headers=headers) as session,
@@ -44,7 +44,7 @@ def value(families: dict[str, Metric], sample: str, **labels: str) -> float:
 
 async def test_counts_failures_and_phases_are_what_happened(tmp_path: Path) -> None:
     async with (
-        world(tmp_path) as w,
+        running_gateway(tmp_path) as w,
         w.worker("store") as store,
         w.worker("init") as init,
         w.worker("run") as run,
@@ -76,7 +76,7 @@ async def test_counts_failures_and_phases_are_what_happened(tmp_path: Path) -> N
 
 
 async def test_a_finished_run_leaves_no_series(tmp_path: Path) -> None:
-    async with world(tmp_path) as w, w.worker("store"):
+    async with running_gateway(tmp_path) as w, w.worker("store"):
         await w.run()
         assert value(await scrape(w), "prorl_run_policy_version", run="r") == 0
         await w.http("DELETE", "/v1/runs/r")
@@ -94,7 +94,7 @@ async def test_the_dashboard_asks_for_nothing_that_is_not_there(tmp_path: Path) 
         for target in panel.get("targets", ())
         for name in re.findall(r"\bprorl_\w+", target["expr"])
     }
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         seen = await scrape(w)
     kinds = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
     there = {name + end for name, family in seen.items() for end in kinds.get(family.type, ("",))}
@@ -105,7 +105,7 @@ async def test_the_dashboard_asks_for_nothing_that_is_not_there(tmp_path: Path) 
 async def test_the_steps_of_a_trainer_say_what_to_scale(tmp_path: Path) -> None:
     """The second step's group comes while the trainer waits; one of its rollouts ends early."""
     async with (
-        world(tmp_path) as w,
+        running_gateway(tmp_path) as w,
         w.worker("store") as store,
         w.worker("init") as init,
         w.worker("run") as run,

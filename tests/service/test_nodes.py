@@ -16,7 +16,7 @@ from prorl.service.core.state import RolloutRecord, WorkerRecord
 from prorl.service.log.log import ControlLog
 from prorl.timing import CLAIM_GRACE_S, GIVE_UP_S, REMOTE_GRACE_S, WORKER_SILENCE_S
 from prorl.types import AttemptKey, RolloutState, Trouble
-from tests.service.world import CHAIN, group, roles_of, run_config
+from tests.service.running_gateway import CHAIN, group, roles_of, run_config
 
 
 class Clock:

@@ -9,8 +9,8 @@ import pytest
 from prorl.cli.commands.doctor import lines, spec_of
 from prorl.renderer import describe, make_renderer
 from prorl.types import Json
-from tests.renderer.small import write_model
-from tests.service.world import world
+from tests.renderer.small_model import write_model
+from tests.service.running_gateway import running_gateway
 
 PLAIN = """\
 {%- for m in messages %}{{- '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>\n' }}
@@ -35,7 +35,7 @@ async def test_what_tasks_have_is_refused_when_the_run_is_created(
     tmp_path: Path, template: str, run: Json, words: str
 ) -> None:
     model = str(write_model(tmp_path / "model", template))
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         body = {"run_id": "r", "renderer": {"model": model}, **run}
         status, answer = await w.http("POST", "/v1/runs", body)
         assert (status, words in answer["message"]) == (422, True), answer
@@ -47,7 +47,7 @@ async def test_what_tasks_have_is_refused_when_the_run_is_created(
 
 async def test_a_task_with_tools_is_refused_when_it_is_submitted(tmp_path: Path) -> None:
     model = str(write_model(tmp_path / "model", PLAIN))
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         assert (await w.http("POST", "/v1/runs", {"run_id": "r", "renderer": {"model": model}}))[
             0
         ] == 201

@@ -20,7 +20,7 @@ import pytest
 
 from prorl.service.log.log_schema import LOG_VERSION
 from prorl.types import Json
-from tests.service.world import TOKEN, settings
+from tests.service.running_gateway import TOKEN, settings
 
 
 @contextmanager

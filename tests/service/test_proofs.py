@@ -10,7 +10,7 @@ import pytest
 from prorl.cli.commands.status import remarks
 from prorl.errors import ConfigError, ConflictError, QueueFullError
 from prorl.service.core.proofs import MOST, Proofs
-from tests.service.world import run_config, world
+from tests.service.running_gateway import run_config, running_gateway
 
 AGENT = """
 import time
@@ -31,7 +31,7 @@ def agent(folder: Path, word: str) -> str:
 async def test_a_run_is_accepted_at_once_and_says_that_it_is_being_proved(tmp_path: Path) -> None:
     """Else a busy machine lets the client's time pass, which says that no service answers."""
     place = agent(tmp_path, "from prorl.agents.native import NativeAgent as agent")
-    async with world(tmp_path, load_code=True) as w:
+    async with running_gateway(tmp_path, load_code=True) as w:
         w.served.gateway.proofs.reply_s = 0.05
         body = {"run_id": "r", "agent": place}
         async with asyncio.timeout(5):
@@ -54,7 +54,7 @@ async def test_a_run_is_accepted_at_once_and_says_that_it_is_being_proved(tmp_pa
 
 async def test_a_run_with_a_failed_proof_ends_with_the_reason(tmp_path: Path) -> None:
     place = agent(tmp_path, "raise ValueError('no such luck')")
-    async with world(tmp_path, load_code=True) as w:
+    async with running_gateway(tmp_path, load_code=True) as w:
         w.served.gateway.proofs.reply_s = 0.05
         body = {"run_id": "r", "agent": place}
         assert (await w.http("POST", "/v1/runs", body))[0] == 202

@@ -8,10 +8,10 @@ from prorl.analysis.provenance import provenance as provenance_of
 from prorl.service.core.manifest import code_sha256, fingerprint, provenance, write_manifest
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.write.convert import task_rows
+from tests.service.running_gateway import run_config, settings
 from tests.service.test_directories import written_run
-from tests.service.world import run_config, settings
-from tests.storage.directory import add_commit
-from tests.storage.rows import task_row
+from tests.storage.run_directories import add_commit
+from tests.storage.scored_rows import task_row
 
 CHECKPOINT = {"config.json": "{}", "tokenizer.json": "{}", "tokenizer_config.json": "{}"}
 

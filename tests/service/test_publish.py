@@ -18,8 +18,8 @@ from prorl.service import probes, publish
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.verify import verify
 from prorl.types import Json, Trouble
-from tests.backends.misbehaving import head, usage
-from tests.service.world import World, group, world
+from tests.backends.misbehaving_server import head, usage
+from tests.service.running_gateway import GatewayHarness, group, running_gateway
 from tests.waiting import until
 
 
@@ -133,7 +133,7 @@ def urls(model_servers: list[ModelServer]) -> tuple[str, ...]:
     return tuple(server.url for server in model_servers)
 
 
-async def say(w: World, path: str, version: int = 0) -> tuple[int, Json]:
+async def say(w: GatewayHarness, path: str, version: int = 0) -> tuple[int, Json]:
     return await w.http("POST", "/v1/runs/r/versions", {"version": version, "path": path})
 
 
@@ -143,7 +143,7 @@ async def test_every_backend_takes_the_weights_and_at_most_half_are_paused(
 ) -> None:
     async with (
         servers(count) as model_servers,
-        world(tmp_path, backends=urls(model_servers), backend_key="k") as w,
+        running_gateway(tmp_path, backends=urls(model_servers), backend_key="k") as w,
         w.worker("run") as run,
     ):
         await w.run()
@@ -176,7 +176,7 @@ async def test_the_key_never_goes_to_an_address_that_a_run_merely_names(tmp_path
     """Whatever the gateway asks: what it is, its health, its labels, to take weights, a token."""
     async with (
         servers(2) as (ours, theirs),
-        world(tmp_path, backends=(ours.url,), backend_key="k") as w,
+        running_gateway(tmp_path, backends=(ours.url,), backend_key="k") as w,
     ):
         theirs.serves = True
         run_body = {"run_id": "r", "backends": [theirs.url]}
@@ -209,7 +209,10 @@ async def test_the_key_never_goes_to_an_address_that_a_run_merely_names(tmp_path
 async def test_vllm_is_spoken_to_in_its_own_words(
     tmp_path: Path, vllm: str, words: list[str]
 ) -> None:
-    async with servers(1, vllm) as (server,), world(tmp_path, backends=(server.url,)) as w:
+    async with (
+        servers(1, vllm) as (server,),
+        running_gateway(tmp_path, backends=(server.url,)) as w,
+    ):
         await w.run()
         assert (await say(w, "/w/1"))[0] == 201
         assert server.paths == [
@@ -226,7 +229,10 @@ async def test_vllm_is_spoken_to_in_its_own_words(
 async def test_what_becomes_of_calls_that_run_is_the_trainers_choice(
     tmp_path: Path, pause: str
 ) -> None:
-    async with servers(1, "0.27") as (server,), world(tmp_path, backends=(server.url,)) as w:
+    async with (
+        servers(1, "0.27") as (server,),
+        running_gateway(tmp_path, backends=(server.url,)) as w,
+    ):
         await w.run()
         body = {"path": "/w/1", "pause": pause}
         assert (await w.http("POST", "/v1/runs/r/versions", body))[0] == 201
@@ -245,7 +251,7 @@ async def test_an_adapter_replaces_the_adapter_that_the_model_names(tmp_path: Pa
     path = str(tmp_path / "lora")
     async with (
         servers(1, "0.32") as (server,),
-        world(tmp_path, backends=(server.url,), model="policy") as w,
+        running_gateway(tmp_path, backends=(server.url,), model="policy") as w,
     ):
         await w.run()
         assert (await say(w, path))[0] == 201
@@ -255,14 +261,17 @@ async def test_an_adapter_replaces_the_adapter_that_the_model_names(tmp_path: Pa
         assert (await say(w, "/w/2"))[0] == 201
         assert (server.path, server.number) == ("/w/2", "2"), "a whole checkpoint again"
     (tmp_path / "o").mkdir()
-    async with servers(1) as (ours,), world(tmp_path / "o", backends=(ours.url,)) as w:
+    async with servers(1) as (ours,), running_gateway(tmp_path / "o", backends=(ours.url,)) as w:
         await w.run()
         status, answer = await say(w, path)
         assert (status, "takes no adapter" in answer["message"]) == (503, True)
 
 
 async def test_versions_are_a_table_of_the_run_directory(tmp_path: Path) -> None:
-    async with servers(2) as model_servers, world(tmp_path, backends=urls(model_servers)) as w:
+    async with (
+        servers(2) as model_servers,
+        running_gateway(tmp_path, backends=urls(model_servers)) as w,
+    ):
         await w.run()
         assert (await say(w, "/w/1"))[0] == 201
         model_servers[1].refuses = True
@@ -282,7 +291,7 @@ async def test_versions_are_a_table_of_the_run_directory(tmp_path: Path) -> None
 
 async def test_weights_that_are_not_the_ones_meant_are_not_published(tmp_path: Path) -> None:
     """A server that calls them so and says something else: the trainer knows what they say."""
-    async with servers(1) as (server,), world(tmp_path, backends=(server.url,)) as w:
+    async with servers(1) as (server,), running_gateway(tmp_path, backends=(server.url,)) as w:
         server.serves = True
         await w.run()
         for logprob, status in ((-3.0, 503), (-1.05, 200)):
@@ -303,7 +312,10 @@ async def test_tied_embeddings_are_named_where_logprobs_are_wrong(tmp_path: Path
         config = orjson.dumps({"tie_word_embeddings": tied})
         (tmp_path / "w/config.json").write_bytes(config)
         (tmp_path / str(tied)).mkdir()
-        async with servers(1) as (server,), world(tmp_path / str(tied), backends=[server.url]) as w:
+        async with (
+            servers(1) as (server,),
+            running_gateway(tmp_path / str(tied), backends=[server.url]) as w,
+        ):
             server.serves = True
             await w.run()
             own = {"prompt_ids": [1, 2], "ids": [64, 65], "logprobs": [-0.5, -3.0]}
@@ -320,7 +332,7 @@ async def test_a_run_that_ended_gives_its_servers_back(
 ) -> None:
     """Pool or named: whoever loads weights then is not overruled, and the next run says so."""
     monkeypatch.setattr(publish, "WATCH_S", 0.05)
-    async with servers(2) as (ours, named), world(tmp_path, backends=(ours.url,)) as w:
+    async with servers(2) as (ours, named), running_gateway(tmp_path, backends=(ours.url,)) as w:
         named.serves = True
         await w.run()
         await w.run("other", backends=[named.url])
@@ -349,7 +361,7 @@ async def test_a_backend_that_refuses_is_fenced_and_reported_until_it_takes_them
 ) -> None:
     async with (
         servers(2) as model_servers,
-        world(tmp_path, backends=urls(model_servers)) as w,
+        running_gateway(tmp_path, backends=urls(model_servers)) as w,
         w.worker("init") as init,
     ):
         await w.run()
@@ -380,7 +392,7 @@ async def test_a_backend_that_refuses_is_fenced_and_reported_until_it_takes_them
 async def test_without_any_updated_backend_nothing_is_published_and_the_id_is_spent(
     tmp_path: Path,
 ) -> None:
-    async with servers(1) as (server,), world(tmp_path, backends=(server.url,)) as w:
+    async with servers(1) as (server,), running_gateway(tmp_path, backends=(server.url,)) as w:
         await w.run()
         server.refuses = True
         assert (await say(w, "/w/1"))[0] == 503
@@ -395,12 +407,12 @@ async def test_a_backend_that_lost_its_weights_gets_them_again_after_a_restart_o
     tmp_path: Path,
 ) -> None:
     async with servers(1) as (server,):
-        async with world(tmp_path, backends=(server.url,)) as w:
+        async with running_gateway(tmp_path, backends=(server.url,)) as w:
             await w.run()
             await say(w, "/w/1")
             await say(w, "/w/2")
         server.version = "0"
-        async with world(tmp_path, backends=(server.url,)) as w:
+        async with running_gateway(tmp_path, backends=(server.url,)) as w:
             assert (await w.view())["version"] == 2
             await until(lambda: server.number == "2")
             assert server.path == "/w/2"
@@ -409,13 +421,13 @@ async def test_a_backend_that_lost_its_weights_gets_them_again_after_a_restart_o
 
 async def test_an_id_issued_before_a_crash_is_not_issued_again(tmp_path: Path) -> None:
     async with servers(1) as (server,):
-        async with world(tmp_path, backends=(server.url,)) as w:
+        async with running_gateway(tmp_path, backends=(server.url,)) as w:
             await w.run()
             server.refuses = True
             assert (await say(w, "/w/1"))[0] == 503
             w.crash()
         server.refuses = False
-        async with world(tmp_path, backends=(server.url,)) as w:
+        async with running_gateway(tmp_path, backends=(server.url,)) as w:
             assert (await w.view())["version"] == 0
             assert (await say(w, "/w/1b"))[1]["version"] == 2
 
@@ -425,7 +437,10 @@ async def test_a_frozen_server_stalls_no_publication_and_gets_nothing_until_it_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, freezes_at: str
 ) -> None:
     monkeypatch.setattr(probes, "LOADING_S", 0.2)
-    async with servers(2) as model_servers, world(tmp_path, backends=urls(model_servers)) as w:
+    async with (
+        servers(2) as model_servers,
+        running_gateway(tmp_path, backends=urls(model_servers)) as w,
+    ):
         await w.run()
         frozen, well = model_servers
         frozen.silent, frozen.freezes_at = freezes_at == "before", freezes_at
@@ -440,7 +455,7 @@ async def test_a_frozen_server_stalls_no_publication_and_gets_nothing_until_it_i
 async def test_a_slow_publication_is_answered_and_polled(
     tmp_path: Path,
 ) -> None:
-    async with servers(1) as (server,), world(tmp_path, backends=(server.url,)) as w:
+    async with servers(1) as (server,), running_gateway(tmp_path, backends=(server.url,)) as w:
         await w.run()
         publisher, run = w.served.gateway.publisher, w.core.run("r")
         first = await publisher.publish(run, 1, "/w/1", wait_s=0.0)
@@ -452,7 +467,7 @@ async def test_a_slow_publication_is_answered_and_polled(
 async def test_who_joins_late_gets_nothing_before_it_has_the_newest_weights(
     tmp_path: Path,
 ) -> None:
-    async with servers(2) as (first, late), world(tmp_path, backends=(first.url,)) as w:
+    async with servers(2) as (first, late), running_gateway(tmp_path, backends=(first.url,)) as w:
         await w.run()
         assert (await say(w, "/w/1"))[0] == 201
         late.refuses = True
@@ -468,7 +483,7 @@ async def test_who_comes_back_gets_nothing_before_it_has_the_newest_weights(
     tmp_path: Path,
 ) -> None:
     """It was started anew meanwhile, and nothing was published: only its return says so."""
-    async with servers(1) as (server,), world(tmp_path, backends=(server.url,)) as w:
+    async with servers(1) as (server,), running_gateway(tmp_path, backends=(server.url,)) as w:
         server.serves = True
         await w.run()
         assert (await say(w, "/w/1"))[0] == 201

@@ -9,15 +9,15 @@ import pytest
 
 from prorl.errors import ConflictError
 from prorl.types import Trouble
+from tests.service.running_gateway import running_gateway
 from tests.service.test_publish import say, servers, urls
-from tests.service.world import world
 from tests.waiting import until
 
 
 async def test_a_run_with_unreachable_servers_delays_no_other_publication(
     tmp_path: Path,
 ) -> None:
-    async with servers(2) as (well, dead), world(tmp_path, backends=(well.url,)) as w:
+    async with servers(2) as (well, dead), running_gateway(tmp_path, backends=(well.url,)) as w:
         dead.serves = True
         await w.run("lost", backends=[dead.url])
         await w.run()
@@ -33,7 +33,7 @@ async def test_a_run_with_unreachable_servers_delays_no_other_publication(
 
 
 async def test_a_run_is_published_when_its_server_returns(tmp_path: Path) -> None:
-    async with servers(1) as (server,), world(tmp_path, backends=(server.url,)) as w:
+    async with servers(1) as (server,), running_gateway(tmp_path, backends=(server.url,)) as w:
         server.serves = True
         await w.run()
         w.core.watched.reported(server.url, Trouble.REFUSED, 1, 1, "reset")
@@ -46,7 +46,10 @@ async def test_a_run_is_published_when_its_server_returns(tmp_path: Path) -> Non
 async def test_a_backend_removed_in_the_middle_counts_as_not_updated(
     tmp_path: Path,
 ) -> None:
-    async with servers(3) as model_servers, world(tmp_path, backends=urls(model_servers)) as w:
+    async with (
+        servers(3) as model_servers,
+        running_gateway(tmp_path, backends=urls(model_servers)) as w,
+    ):
         await w.run()
         model_servers[0].waits_at = "/pause"  # and the others for their turn
         saying = asyncio.ensure_future(say(w, "/w/1"))
@@ -64,11 +67,11 @@ async def test_a_server_paused_by_a_dead_gateway_is_resumed_by_its_successor(
 ) -> None:
     """It died between the pause and the update: the label is still right."""
     async with servers(1) as (server,):
-        async with world(tmp_path, backends=(server.url,)) as w:
+        async with running_gateway(tmp_path, backends=(server.url,)) as w:
             await w.run()
             assert (await say(w, "/w/1"))[0] == 201
         server.paused = True
-        async with world(tmp_path, backends=(server.url,)) as w, asyncio.timeout(60):
+        async with running_gateway(tmp_path, backends=(server.url,)) as w, asyncio.timeout(60):
             await until(
                 lambda: not (server.paused or w.core.state.balancer.state(server.url) != "ready")
             )
@@ -79,7 +82,7 @@ async def test_a_server_paused_by_a_dead_gateway_is_resumed_by_its_successor(
 async def test_a_server_does_not_stay_paused_though_its_answer_was_lost(
     tmp_path: Path, lost: str
 ) -> None:
-    async with servers(1) as (server,), world(tmp_path, backends=(server.url,)) as w:
+    async with servers(1) as (server,), running_gateway(tmp_path, backends=(server.url,)) as w:
         await w.run()
         server.fails_at = lost
         if lost == "/resume":

@@ -21,7 +21,7 @@ from prorl.net.tls import Authority, Credentials
 from prorl.schema import CONTROL
 from prorl.service.serve import serving
 from tests.integration.test_outside import three_ports
-from tests.service.world import TOKEN, settings
+from tests.service.running_gateway import TOKEN, settings
 
 pytest.importorskip("cryptography", reason="connections between hosts need the extra `tls`")
 

@@ -8,8 +8,8 @@ import random
 from pathlib import Path
 
 from prorl.service.log.log import ControlLog
-from tests.service.hand import Hand
-from tests.service.world import group, run_config
+from tests.service.running_gateway import group, run_config
+from tests.service.stepped_core import SteppedCore
 
 COUNT = 40
 
@@ -19,7 +19,7 @@ def _lives(folder: Path, seed: int) -> tuple[list[int], list[tuple[float, int]]]
     dies: who waits for a lease, in order, and who rests until when.
     """
     log = ControlLog(folder / f"{seed}" / "control.db")
-    hand = Hand(log)
+    hand = SteppedCore(log)
     core = hand.core
     core.create_run(run_config(limits={"max_attempts": 10}))
     hand.submit(*(group(str(i)) for i in range(COUNT)))

@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.service.world import TOKEN, world
+from tests.service.running_gateway import TOKEN, running_gateway
 
 CASES = int(os.environ.get("PRORL_CASES", "400"))
 EXAMPLES = max(5, CASES // 50)
@@ -35,7 +35,7 @@ HANG_S = 60.0
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 async def test_requests_made_from_the_schema_are_answered_as_it_says(tmp_path: Path) -> None:
-    async with world(tmp_path) as w, w.worker("store"):
+    async with running_gateway(tmp_path) as w, w.worker("store"):
         await w.run("r")
         counts = await asyncio.to_thread(_fuzz, w.served.http)
     print(f"{sum(counts.values()):,} requests: {dict(sorted(counts.items()))}")

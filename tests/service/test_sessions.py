@@ -23,7 +23,7 @@ from prorl.control import (
 from prorl.errors import FencedError
 from prorl.protocols import Channel
 from prorl.types import AttemptKey, RolloutState
-from tests.service.world import CHAIN, World, group, world
+from tests.service.running_gateway import CHAIN, GatewayHarness, group, running_gateway
 from tests.waiting import until
 
 KINDS = pytest.mark.parametrize("kind", ["local", "flight"])
@@ -46,7 +46,7 @@ async def received_rows(channel: Channel) -> list[ControlRow]:
 async def test_a_replaced_store_commits_nothing_and_its_replies_reach_nobody(
     tmp_path: Path, kind: str
 ) -> None:
-    async with world(tmp_path, kind) as w, w.worker("init") as init:
+    async with running_gateway(tmp_path, kind) as w, w.worker("init") as init:
         (key,) = await w.leased(init)
         frozen = await w.dial("store", incarnation="first")
         await until(lambda: w.core.state.store is not None)
@@ -62,7 +62,7 @@ async def test_a_replaced_store_commits_nothing_and_its_replies_reach_nobody(
 
 
 async def test_who_counts_as_dead_holds_nothing(tmp_path: Path) -> None:
-    async with world(tmp_path) as w, w.worker("init") as init:
+    async with running_gateway(tmp_path) as w, w.worker("init") as init:
         (key,) = await w.leased(init)
         frozen = await w.dial("run", incarnation="first")
         await until(lambda: w.core.state.of_role("run"))
@@ -77,7 +77,11 @@ async def test_who_counts_as_dead_holds_nothing(tmp_path: Path) -> None:
 
 @KINDS
 async def test_an_earlier_life_that_wakes_up_ends_itself(tmp_path: Path, kind: str) -> None:
-    async with world(tmp_path, kind) as w, w.worker("run") as frozen, w.worker("run") as later:
+    async with (
+        running_gateway(tmp_path, kind) as w,
+        w.worker("run") as frozen,
+        w.worker("run") as later,
+    ):
         with pytest.raises(FencedError, match="another life of run-0 has taken our place"):
             async with asyncio.timeout(30):
                 await frozen.control.wait()
@@ -87,7 +91,7 @@ async def test_an_earlier_life_that_wakes_up_ends_itself(tmp_path: Path, kind: s
 
 async def test_a_lease_on_another_lifes_stream_is_not_the_present_ones(tmp_path: Path) -> None:
     """INIT was replaced, its earlier life's lease stream is still open: nobody holds the lease."""
-    async with world(tmp_path) as w, w.worker("init", "init-0") as later:
+    async with running_gateway(tmp_path) as w, w.worker("init", "init-0") as later:
         await w.run()
         await w.submit(group())
         (key,) = await later.take()
@@ -99,7 +103,7 @@ async def test_a_lease_on_another_lifes_stream_is_not_the_present_ones(tmp_path:
         assert {worker.incarnation for worker in record.holders} == {later.incarnation}
 
 
-async def claim(w: World, key: AttemptKey, incarnation: str) -> Channel:
+async def claim(w: GatewayHarness, key: AttemptKey, incarnation: str) -> Channel:
     """The next life of a chain, which comes with the journal of an attempt."""
     claims = (Claim(*key, 0),)
     return await w.dial(CHAIN, incarnation=incarnation, resumes=True, claims=claims)
@@ -115,7 +119,7 @@ async def welcome(channel: Channel) -> Welcome:
 
 
 async def test_the_next_life_has_the_attempt_again(tmp_path: Path) -> None:
-    async with world(tmp_path) as w, w.worker(CHAIN) as chain:
+    async with running_gateway(tmp_path) as w, w.worker(CHAIN) as chain:
         (key,) = await w.leased(chain)
         record = w.core.run("r").rollouts[key.rollout_id]
         await until(lambda: record.lease_confirmed)
@@ -132,7 +136,7 @@ async def test_the_next_life_has_the_attempt_again(tmp_path: Path) -> None:
 
 
 async def test_a_next_life_that_claims_nothing_is_waited_for_no_longer(tmp_path: Path) -> None:
-    async with world(tmp_path) as w, w.worker(CHAIN) as chain:
+    async with running_gateway(tmp_path) as w, w.worker(CHAIN) as chain:
         (key,) = await w.leased(chain)
         record = w.core.run("r").rollouts[key.rollout_id]
         await until(lambda: record.lease_confirmed)

@@ -12,15 +12,15 @@ import pytest
 from prorl.control import Decision, KeptGroup
 from prorl.service.core.watchdog import ProgressWatchdog
 from prorl.service.log.log import CHECKPOINT_PAGES, ControlLog
-from tests.service.hand import Hand
-from tests.service.world import group, run_config
+from tests.service.running_gateway import group, run_config
+from tests.service.stepped_core import SteppedCore
 from tests.waiting import resident_bytes
 
 MINUTES, A_MINUTE = 24 * 60, 60
 PAGE_BYTES = 4096
 
 
-class Day(Hand):
+class Day(SteppedCore):
     """One streaming run whose trainer keeps up; each minute brings sixty groups of one."""
 
     def __init__(self, log: ControlLog) -> None:

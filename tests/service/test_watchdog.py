@@ -7,11 +7,11 @@ import pytest
 from prorl.control import ControlRow, Progress, Started
 from prorl.service.core.watchdog import ProgressWatchdog
 from prorl.service.log.log import ControlLog
-from tests.service.hand import Hand
-from tests.service.world import group, run_config
+from tests.service.running_gateway import group, run_config
+from tests.service.stepped_core import SteppedCore
 
 
-class Clockwork(Hand):
+class Clockwork(SteppedCore):
     def __init__(self, log: ControlLog) -> None:
         super().__init__(log)
         self.watchdog = ProgressWatchdog(self.core.state, lambda: self.now)

@@ -44,9 +44,9 @@ from prorl.supervisor.child import ChildProcess, ChildSpec, exit_text
 from prorl.supervisor.service import Supervisor
 from prorl.testing import RENDERER
 from prorl.types import Json, Message, Task
-from tests.backends.lies import LIES
-from tests.backends.misbehaving import Misbehaving, Mode
-from tests.integration.checks import check_complete, check_no_leftovers, rows
+from tests.backends.contradictory_replies import LIES
+from tests.backends.misbehaving_server import Misbehaving, Mode
+from tests.integration.run_checks import check_complete, check_no_leftovers, rows
 from tests.soak.history import Stored, lines, problems, write
 
 FAULTS = int(os.environ.get("PRORL_SOAK_FAULTS", "60"))

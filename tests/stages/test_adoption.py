@@ -10,9 +10,9 @@ from prorl.envs import get_env
 from prorl.journal import Journals
 from prorl.stages.run import RunOperator
 from prorl.testing import RENDERER
-from tests.flight.rows import key
-from tests.journal.made import row
-from tests.stages.recording import RecordingHost, as_host
+from tests.flight.work_rows import key
+from tests.journal.journal_records import row
+from tests.stages.recording_host import RecordingHost, as_host
 
 
 async def test_who_is_adopted_goes_on_and_the_others_are_forgotten(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from prorl.types import (
     Trouble,
 )
 from tests.agents.test_native import context
-from tests.backends.misbehaving import PIECE, Misbehaving, Mode
+from tests.backends.misbehaving_server import PIECE, Misbehaving, Mode
 from tests.waiting import until
 
 KEY = AttemptKey("run", 5, 2)

@@ -37,11 +37,11 @@ from prorl.types import (
     Score,
     Stage,
 )
+from tests.edge_rows import leased_batch, put, ran_row
 from tests.flight.conftest import Net
-from tests.flight.rows import key, lease, leased, ran, ready, trajectory
 from tests.flight.test_edge import take
-from tests.grown import leased_batch, put, ran_row
-from tests.storage.rows import turn
+from tests.flight.work_rows import key, lease, leased, ran, ready, trajectory
+from tests.storage.scored_rows import turn
 from tests.waiting import until
 
 Work = Callable[[Row], Awaitable[Added]]

@@ -22,11 +22,11 @@ from prorl.stages import chained
 from prorl.stages.chain import Chain
 from prorl.testing import LocalSandbox
 from prorl.types import SandboxRef, SandboxSpec, Stage, Task
-from tests.service.world import TOKEN, World, world
+from tests.service.running_gateway import TOKEN, GatewayHarness, running_gateway
 from tests.waiting import until
 
 TURNS = 8
-ENV = str(Path(__file__).parents[1] / "integration" / "counting.py") + ":Counting"
+ENV = str(Path(__file__).parents[1] / "integration" / "counting_env.py") + ":Counting"
 
 
 class Folders:
@@ -59,7 +59,7 @@ class Folders:
 
 @asynccontextmanager
 async def node(
-    w: World, tmp_path: Path, name: str, network: Network | None = None
+    w: GatewayHarness, tmp_path: Path, name: str, network: Network | None = None
 ) -> AsyncIterator[Chain]:
     """INIT and RUN of a node; on a network of its own it outlives the gateway. EVAL is apart."""
     sockets = tmp_path / name
@@ -74,7 +74,7 @@ async def node(
         yield chain
 
 
-async def submitted(w: World, turns: int = TURNS) -> None:
+async def submitted(w: GatewayHarness, turns: int = TURNS) -> None:
     policy, limits = ["scripted:oracle?delay_s=0.05"], {"max_turns": turns + 1}
     await w.run("r", backends=policy, limits=limits)
     data = {"turns": turns, "pause": 0.0}
@@ -82,7 +82,7 @@ async def submitted(w: World, turns: int = TURNS) -> None:
     await w.submit(GroupBody(task=task, n=1, key="k"))
 
 
-async def ran(w: World, tmp_path: Path, name: str) -> Row:
+async def ran(w: GatewayHarness, tmp_path: Path, name: str) -> Row:
     """What RUN of a node gives to EVAL, which takes it."""
     location = f"grpc+unix://{tmp_path / name}/worker-0.sock"
     inlet = Inlet(w.network, "ran", this_life(roles={"eval": 1}, worker="eval-0"), slots=1)
@@ -99,7 +99,7 @@ async def ran(w: World, tmp_path: Path, name: str) -> Row:
 async def test_what_a_leaving_node_cannot_end_begins_anew_elsewhere_charged_to_nobody(
     tmp_path: Path,
 ) -> None:
-    async with world(tmp_path, load_code=True) as w:
+    async with running_gateway(tmp_path, load_code=True) as w:
         await submitted(w)
         async with node(w, tmp_path, "n1") as chain:
             await until(lambda: chain.stages[Stage.RUN].stage.stats().tokens)
@@ -115,7 +115,7 @@ async def test_what_a_leaving_node_cannot_end_begins_anew_elsewhere_charged_to_n
 
 
 async def test_what_ends_within_the_time_of_a_leaving_node_is_kept(tmp_path: Path) -> None:
-    async with world(tmp_path, load_code=True) as w:
+    async with running_gateway(tmp_path, load_code=True) as w:
         await submitted(w)
         async with node(w, tmp_path, "n1") as chain:
             await until(lambda: chain.stages[Stage.RUN].stage.stats().tokens)
@@ -129,7 +129,7 @@ async def test_a_chain_takes_no_new_leases_while_what_it_has_finished_waits(
 ) -> None:
     """EVAL is not there: RUN's finished rows wait, and INIT begins no more than its credit."""
     monkeypatch.setattr(chains, "LATE_S", 0.0)
-    async with world(tmp_path, load_code=True, init={"slots": 1}, run={"slots": 2}) as w:
+    async with running_gateway(tmp_path, load_code=True, init={"slots": 1}, run={"slots": 2}) as w:
         await w.run("r", backends=["scripted:oracle"])
         tasks = [Task(task_id=f"t{i}", env="noop", prompt=f"{i}?") for i in range(20)]
         await w.submit(*(GroupBody(task=task, n=1, key=task.task_id) for task in tasks))
@@ -153,7 +153,7 @@ async def test_who_leaves_does_not_wait_for_ever_for_a_gateway_that_is_away(
     async with AsyncExitStack() as stack:
         network = await stack.enter_async_context(FlightNetwork(token=TOKEN))
         service = await stack.enter_async_context(AsyncExitStack())
-        w = await service.enter_async_context(world(tmp_path, "flight", load_code=True))
+        w = await service.enter_async_context(running_gateway(tmp_path, "flight", load_code=True))
         await submitted(w, turns=1)
         chain = await stack.enter_async_context(node(w, tmp_path, "n1", network))
         run = chain.stages[Stage.RUN]

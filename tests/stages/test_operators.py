@@ -36,9 +36,9 @@ from prorl.types import (
     Stage,
     Task,
 )
-from tests.flight.rows import key, lease
-from tests.grown import grown, leased_batch, only
-from tests.stages.recording import RecordingHost, as_host
+from tests.edge_rows import grown, leased_batch, only
+from tests.flight.work_rows import key, lease
+from tests.stages.recording_host import RecordingHost, as_host
 from tests.waiting import until
 
 OWNER = "run/1/1"

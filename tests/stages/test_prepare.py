@@ -12,7 +12,7 @@ import pytest
 from prorl.errors import SandboxError, TaskError
 from prorl.protocols import Sandbox
 from prorl.types import FailureCode, SandboxSpec, Stage, Task
-from tests.stages.recording import RecordingHost
+from tests.stages.recording_host import RecordingHost
 from tests.stages.test_operators import BoxedEnv, operators, row_of
 
 

@@ -16,7 +16,7 @@ from prorl.protocols import Sandbox, Verifies
 from prorl.stages.eval import Verified
 from prorl.testing import make_task
 from prorl.types import FailureCode, SandboxSpec, Stage, Task
-from tests.stages.recording import RecordingHost, as_host
+from tests.stages.recording_host import RecordingHost, as_host
 
 TASK = make_task("tried")
 

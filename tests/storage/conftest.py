@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.storage.s3 import FaultyS3
+    from tests.storage.s3_server import FaultyS3
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
     """What the S3 server does to the next puts; botocore itself does not try again."""
     pytest.importorskip("moto.server", reason="needs moto[server] (an S3 server in Python)")
     s3fs = pytest.importorskip("s3fs", reason="needs the extra s3")
-    from tests.storage.s3 import s3_server
+    from tests.storage.s3_server import s3_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     with s3_server() as (endpoint, faulty):

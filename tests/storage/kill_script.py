@@ -70,7 +70,7 @@ def tidy(root: Path, steps: Steps) -> None:
 
 def score(root: Path, steps: Steps) -> None:
     """As `prorl rescore && prorl gc`, but for one who asks again for a name that is given."""
-    from tests.storage.killing import rescored
+    from tests.storage.kill_scenarios import rescored
 
     rescored(root, steps, steps.around(write_durably))
     collect(steps.removing(RunDir(root / "demo")), grace_s=0)
@@ -78,7 +78,7 @@ def score(root: Path, steps: Steps) -> None:
 
 def write(root: Path, steps: Steps) -> None:
     """One life of a writer."""
-    from tests.storage.killing import written
+    from tests.storage.kill_scenarios import written
 
     written(root, steps, steps.around(write_durably))
 
@@ -110,7 +110,7 @@ def in_child(work: Callable[[], None], what: str) -> bool:
 
 def make(name: str, root: Path) -> None:
     """The run, made in a child of its own, which may start threads."""
-    from tests.storage.killing import MAKE
+    from tests.storage.kill_scenarios import MAKE
 
     MAKE[name](root)
 
@@ -129,7 +129,7 @@ def main(name: str, root: Path, first: int, stride: int) -> None:
         in_child(lambda: work(here, Steps(0)), f"after step {kill_at}")  # noqa: B023
         roots.append((root / f"{kill_at}-dead", here))
         kill_at += stride
-    from tests.storage.killing import CHECK
+    from tests.storage.kill_scenarios import CHECK
 
     CHECK[name](root / "original", roots)
     sys.stdout.write(f"{kill_at} steps\n")

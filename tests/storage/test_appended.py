@@ -20,8 +20,8 @@ from prorl.storage.files.parts import encode_by_itself
 from prorl.storage.keep.compact import collect
 from prorl.storage.read.catalog import query
 from prorl.storage.read.verify import verify
-from tests.storage.directory import add_rows, new_run
-from tests.storage.rows import scored
+from tests.storage.run_directories import add_rows, new_run
+from tests.storage.scored_rows import scored
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.verify import verify
 from prorl.types import AttemptKey
 from prorl.view.opened import Opened
-from tests.service.world import Worker, World, group, world
-from tests.storage.world import directory, store
+from tests.service.running_gateway import GatewayHarness, Worker, group, running_gateway
+from tests.storage.store_pipeline import directory, store
 
 
 class Kind(NamedTuple):
@@ -36,7 +36,7 @@ class Kind(NamedTuple):
     message: str = ""
     num_sampled: int = 0
 
-    async def end(self, w: World, workers: dict[str, Worker], key: AttemptKey) -> None:
+    async def end(self, w: GatewayHarness, workers: dict[str, Worker], key: AttemptKey) -> None:
         worker = workers[self.worker]
         if self.stage != "init":
             worker.say(Started(), key)
@@ -94,7 +94,7 @@ async def take_leases(init: Worker, count: int) -> list[AttemptKey]:
 
 async def fail(tmp_path: Path, each: int) -> Path:
     """A run whose attempts end in each kind so often; where it is stored."""
-    async with world(tmp_path) as w, store(w), AsyncExitStack() as stack:
+    async with running_gateway(tmp_path) as w, store(w), AsyncExitStack() as stack:
         workers = {
             name: await stack.enter_async_context(
                 w.worker(name.partition("-")[0], name, node=node, location="")
@@ -161,7 +161,7 @@ async def test_two_hundred_of_ten_kinds(tmp_path: Path) -> None:
 
 
 async def test_what_never_began_is_no_attempt(tmp_path: Path) -> None:
-    async with world(tmp_path) as w, store(w), w.worker("init") as init:
+    async with running_gateway(tmp_path) as w, store(w), w.worker("init") as init:
         await w.run(max_open_groups=1)
         await w.submit(*(group(f"t{i}", n=3) for i in range(4)), last=True)
         first = await init.take(3)

@@ -36,9 +36,16 @@ from prorl.storage.serve.replay import stored_index
 from prorl.storage.write.convert import tables
 from prorl.types import AttemptKey, Failure, FailureCode, SandboxRef
 from tests import strategies as ours
-from tests.grown import leased_batch, ran_row, ready_row, scored_row
-from tests.storage.directory import add_commit, add_events, add_rows, add_terminals, event, new_run
-from tests.storage.rows import scored, terminal
+from tests.edge_rows import leased_batch, ran_row, ready_row, scored_row
+from tests.storage.run_directories import (
+    add_commit,
+    add_events,
+    add_rows,
+    add_terminals,
+    event,
+    new_run,
+)
+from tests.storage.scored_rows import scored, terminal
 
 
 @settings(max_examples=12, deadline=None)

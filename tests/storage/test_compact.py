@@ -22,7 +22,7 @@ from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.groups import GroupIndex
 from prorl.storage.read.verify import verify
 from prorl.storage.write.writer import RunWriter
-from tests.storage.compacting import (
+from tests.storage.compactable_run import (
     GROUPS,
     ORDER,
     content,
@@ -32,8 +32,8 @@ from tests.storage.compacting import (
     run_of_many_parts,
 )
 from tests.storage.control_log import FileLog
-from tests.storage.directory import add_rows, new_run
-from tests.storage.rows import scored
+from tests.storage.run_directories import add_rows, new_run
+from tests.storage.scored_rows import scored
 
 
 def test_the_same_rows_in_fewer_files(tmp_path: Path) -> None:

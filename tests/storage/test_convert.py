@@ -25,9 +25,9 @@ from prorl.storage.write.convert import (
 )
 from prorl.types import Failure, FailureCode, Sequence, SpanKind
 from tests import strategies as ours
-from tests.grown import leased_batch, ran_row, ready_row, scored_row
-from tests.storage.directory import event
-from tests.storage.rows import scored, sequence, terminal
+from tests.edge_rows import leased_batch, ran_row, ready_row, scored_row
+from tests.storage.run_directories import event
+from tests.storage.scored_rows import scored, sequence, terminal
 
 
 @st.composite

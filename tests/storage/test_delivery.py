@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prorl.control import Delivered, HandedOut, KeptGroup
 from prorl.errors import ConflictError, UnavailableError
 from prorl.storage.serve.delivery import HANDED_AT_ONCE, LiveOrder, OrderReply, OrderRequest
-from tests.storage.directory import event
+from tests.storage.run_directories import event
 
 
 class Log:

@@ -15,7 +15,7 @@ from prorl.storage.read.groups import GroupIndex
 from prorl.storage.serve.delivery import LiveOrder, OrderReply, OrderRequest
 from prorl.storage.serve.endpoint import MAX_BYTES, MAX_STORED_RUNS, Endpoint, ServedRun
 from prorl.storage.serve.replay import open_replay
-from tests.storage.directory import new_run
+from tests.storage.run_directories import new_run
 
 
 class Search:

@@ -15,7 +15,7 @@ from prorl.cli.app import dispatch
 from prorl.schema.fields import SPANS
 from prorl.storage.files.layout import RunDir
 from prorl.storage.read.catalog import StoredRun
-from tests.storage.compacting import ORDER, run_of_many_parts
+from tests.storage.compactable_run import ORDER, run_of_many_parts
 
 SERVED = [*ORDER, 1, 3]
 

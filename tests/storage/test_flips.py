@@ -31,9 +31,9 @@ from prorl.storage.files.parts import encode_partial
 from prorl.storage.keep.compact import compact
 from prorl.storage.read.catalog import StoredRun, is_intact
 from prorl.storage.read.verify import _by_itself, _commit, _commits, _manifest, verify
-from tests.storage.compacting import run_of_many_parts
-from tests.storage.directory import add_rows
-from tests.storage.rows import scored
+from tests.storage.compactable_run import run_of_many_parts
+from tests.storage.run_directories import add_rows
+from tests.storage.scored_rows import scored
 
 
 def make_store(root: Path, width: int, rollouts: int) -> RunDir:

@@ -19,9 +19,9 @@ from prorl.storage.files.layout import RunDir
 from prorl.storage.files.part_reader import read_part
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.verify import verify
-from tests.storage.columns import YOUNGER, rewrite, with_younger
-from tests.storage.compacting import replayed
-from tests.storage.golden import ROOT
+from tests.storage.column_versions import YOUNGER, rewrite, with_younger
+from tests.storage.compactable_run import replayed
+from tests.storage.write_golden_root import ROOT
 
 SERVED = [
     [0, ["aec80c34de0eb3dff4b21fbb2efa0899", "8bfe4e0e7d0b1ed1da9e06bc4d92283a"]],

@@ -13,7 +13,7 @@ from prorl.schema import STREAM
 from prorl.schema.rows import row_hashes
 from prorl.storage.serve.hot import BLOCK_BYTES, FILES, HotCopy, Location
 from prorl.storage.write.convert import tables
-from tests.storage.rows import scored
+from tests.storage.scored_rows import scored
 
 
 def read_location(place: Location) -> pa.RecordBatch:

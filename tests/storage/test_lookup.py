@@ -9,7 +9,7 @@ import pytest
 from prorl.errors import NotFoundError
 from prorl.storage.keep.compact import compact
 from prorl.storage.read.catalog import OF_ROLLOUTS, StoredRun
-from tests.storage.compacting import run_of_many_parts
+from tests.storage.compactable_run import run_of_many_parts
 
 
 @pytest.mark.parametrize("compacted", [False, True])

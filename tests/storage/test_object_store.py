@@ -32,11 +32,11 @@ from prorl.storage.serve.replay import stored_index
 from prorl.storage.write.convert import tables
 from prorl.storage.write.writer import RunWriter
 from prorl.types import AttemptKey
-from tests.grown import only
-from tests.storage.compacting import content, run_of_many_parts
+from tests.edge_rows import only
+from tests.storage.compactable_run import content, run_of_many_parts
 from tests.storage.control_log import FileLog
-from tests.storage.rows import scored
-from tests.storage.s3 import BUSY, CONFLICT, CUT, LOST, SILENT, FaultyS3
+from tests.storage.s3_server import BUSY, CONFLICT, CUT, LOST, SILENT, FaultyS3
+from tests.storage.scored_rows import scored
 
 pytest.importorskip("moto.server", reason="needs moto[server] (an S3 server in Python)")
 s3fs = pytest.importorskip("s3fs", reason="needs the extra s3")

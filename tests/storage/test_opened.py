@@ -14,7 +14,7 @@ from prorl.analysis.analyses import ANALYSES
 from prorl.cli.app import dispatch
 from prorl.errors import NotFoundError, UserError
 from prorl.types import Json
-from tests.storage.compacting import run_of_many_parts
+from tests.storage.compactable_run import run_of_many_parts
 
 
 @pytest.fixture

@@ -16,16 +16,16 @@ from prorl.service import gateway
 from prorl.storage.files.runs import list_runs
 from prorl.storage.keep.compact import collect, compact, leftovers
 from prorl.storage.keep.retention import TRASH, drop_run, drop_trash, why_kept
-from tests.service.world import group, world
-from tests.storage.compacting import content, expected_files, files, run_of_many_parts
-from tests.storage.directory import add_rows
-from tests.storage.rows import scored
-from tests.storage.world import client, directory, pipeline, store
+from tests.service.running_gateway import group, running_gateway
+from tests.storage.compactable_run import content, expected_files, files, run_of_many_parts
+from tests.storage.run_directories import add_rows
+from tests.storage.scored_rows import scored
+from tests.storage.store_pipeline import client, directory, pipeline, store
 from tests.waiting import until
 
 
 async def test_a_run_is_kept_as_long_as_its_trainer_needs_it(tmp_path: Path) -> None:
-    async with world(tmp_path) as w, store(w) as made, pipeline(w):
+    async with running_gateway(tmp_path) as w, store(w) as made, pipeline(w):
         root = w.config.root
         await w.run(filter="none", delivery="stream")
 
@@ -57,7 +57,7 @@ async def test_a_service_deletes_an_ended_run_and_its_name_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway, "FORGOTTEN", 2)
-    async with world(tmp_path) as w, store(w), pipeline(w):
+    async with running_gateway(tmp_path) as w, store(w), pipeline(w):
         await w.run(filter="none", delivery="store")
         await w.submit(*(group(f"t{i}", n=2) for i in range(3)))
         status, answer = await w.http("DELETE", "/v1/runs/r/data")
@@ -79,7 +79,7 @@ async def test_a_service_deletes_an_ended_run_and_its_name_is_free(
 async def test_a_failed_run_is_forgotten_and_the_directory_that_is_anothers_stays(
     tmp_path: Path,
 ) -> None:
-    async with world(tmp_path) as w:
+    async with running_gateway(tmp_path) as w:
         await w.run()
         w.core.fail_run(w.core.run("r"), "its directory is another's")
         assert (await w.http("DELETE", "/v1/runs/r/data"))[0] == 200
@@ -156,7 +156,7 @@ async def test_a_starting_store_removes_the_files_of_earlier_stores(tmp_path: Pa
     rows = content(run)
     compact(run)
     assert leftovers(tmp_path / "root") == ["demo"]
-    async with world(tmp_path, store={"keep_replaced_s": 0.2}) as w, store(w):
+    async with running_gateway(tmp_path, store={"keep_replaced_s": 0.2}) as w, store(w):
         while await asyncio.to_thread(leftovers, tmp_path / "root"):
             await asyncio.sleep(0.05)
     assert files(run) == expected_files(run)
@@ -171,7 +171,7 @@ async def test_a_starting_store_removes_the_files_of_a_dead_compaction(tmp_path:
     assert leftovers(tmp_path / "root") == []
     (Path(run.root) / "turns" / "pack-dead-0001.parquet").write_bytes(b"half")
     assert leftovers(tmp_path / "root") == ["demo"]
-    async with world(tmp_path, store={"keep_replaced_s": 0.2}) as w, store(w):
+    async with running_gateway(tmp_path, store={"keep_replaced_s": 0.2}) as w, store(w):
         while await asyncio.to_thread(leftovers, tmp_path / "root"):
             await asyncio.sleep(0.05)
     assert files(run) == expected_files(run)

@@ -25,9 +25,9 @@ from prorl.schema.rows import row_hashes
 from prorl.storage.files.layout import RunDir
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.serve.replay import stored_index
-from tests.integration.checks import check_complete, rows
-from tests.storage.compacting import replayed
-from tests.storage.s3 import FaultyS3, Strike
+from tests.integration.run_checks import check_complete, rows
+from tests.storage.compactable_run import replayed
+from tests.storage.s3_server import FaultyS3, Strike
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]

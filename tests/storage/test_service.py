@@ -38,21 +38,21 @@ from prorl.storage.read.verify import verify
 from prorl.storage.serve.endpoint import Endpoint
 from prorl.storage.serve.replay import open_replay
 from prorl.types import AttemptKey
-from tests.service.world import TOKEN, World, group, world
-from tests.storage.world import client, directory, pipeline, store
+from tests.service.running_gateway import TOKEN, GatewayHarness, group, running_gateway
+from tests.storage.store_pipeline import client, directory, pipeline, store
 from tests.waiting import until
 
 GROUPS = 6
 
 
 @pytest.fixture(params=["local", "flight"])
-async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[GatewayHarness]:
     """A gateway over a network of each kind."""
-    async with world(tmp_path, request.param) as made:
+    async with running_gateway(tmp_path, request.param) as made:
         yield made
 
 
-async def submit(service: World, count: int = GROUPS, **config: object) -> None:
+async def submit(service: GatewayHarness, count: int = GROUPS, **config: object) -> None:
     """A finished submission of `count` groups of 4 in a DAPO run that streams."""
     await service.run(**{"filter": "dapo", "delivery": "stream", **config})  # type: ignore[arg-type]
     await service.submit(*(group(f"t{i}", n=4) for i in range(count)), last=True)
@@ -78,7 +78,7 @@ async def replay(where: Path, hot: Path) -> AsyncIterator[str]:
 
 
 async def test_a_run_is_filtered_streamed_committed_and_replayed(
-    service: World, tmp_path: Path
+    service: GatewayHarness, tmp_path: Path
 ) -> None:
     async with store(service) as made, pipeline(service):
         await submit(service)
@@ -102,7 +102,7 @@ async def test_a_run_is_filtered_streamed_committed_and_replayed(
             assert await asyncio.to_thread(stream, trainer) == live[2:]
 
 
-async def test_a_second_store_continues_where_the_first_stopped(service: World) -> None:
+async def test_a_second_store_continues_where_the_first_stopped(service: GatewayHarness) -> None:
     await submit(service)
     async with pipeline(service):
         async with store(service) as first:
@@ -119,7 +119,7 @@ async def test_a_second_store_continues_where_the_first_stopped(service: World) 
     assert verify(directory(service)) == []
 
 
-async def test_what_a_dead_store_handed_out_keeps_its_place(service: World) -> None:
+async def test_what_a_dead_store_handed_out_keeps_its_place(service: GatewayHarness) -> None:
     """The log has the hand-out, no part does, and nobody heard the answer."""
     async with pipeline(service):
         async with store(service):
@@ -140,7 +140,7 @@ async def test_what_a_dead_store_handed_out_keeps_its_place(service: World) -> N
 
 
 async def test_a_finished_run_that_was_read_is_closed_and_served_from_its_directory(
-    service: World,
+    service: GatewayHarness,
 ) -> None:
     quick = service.config.store.model_copy(update={"close_after_s": 0.0, "keep_replaced_s": 0.0})
     service.config = service.config.model_copy(update={"store": quick})
@@ -157,7 +157,7 @@ async def test_a_finished_run_that_was_read_is_closed_and_served_from_its_direct
     assert verify(directory(service)) == []
 
 
-async def test_of_a_finished_run_nothing_stays_in_the_store(service: World) -> None:
+async def test_of_a_finished_run_nothing_stays_in_the_store(service: GatewayHarness) -> None:
     quick = service.config.store.model_copy(update={"close_after_s": 0.0, "keep_replaced_s": 0.0})
     service.config = service.config.model_copy(update={"store": quick})
     before = set(descendants(os.getpid()))
@@ -194,7 +194,7 @@ def open_files() -> list[str]:
     return [fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
 
 
-async def test_a_run_is_compacted_while_it_is_written_and_streamed(service: World) -> None:
+async def test_a_run_is_compacted_while_it_is_written_and_streamed(service: GatewayHarness) -> None:
     quick = {"compact_every_commits": 2, "keep_replaced_s": 0.0, "flush_s": 0.001}
     store_config = service.config.store.model_copy(update=quick)
     service.config = service.config.model_copy(update={"store": store_config})
@@ -213,7 +213,9 @@ async def test_a_run_is_compacted_while_it_is_written_and_streamed(service: Worl
             assert await asyncio.to_thread(stream, trainer, "r@0") == live
 
 
-async def test_a_pack_of_a_killed_store_is_removed_by_the_next_start(service: World) -> None:
+async def test_a_pack_of_a_killed_store_is_removed_by_the_next_start(
+    service: GatewayHarness,
+) -> None:
     async with pipeline(service):
         async with store(service):
             await submit(service)
@@ -230,7 +232,7 @@ async def test_a_pack_of_a_killed_store_is_removed_by_the_next_start(service: Wo
     assert verify(directory(service)) == []
 
 
-async def test_groups_go_out_oldest_version_first(service: World) -> None:
+async def test_groups_go_out_oldest_version_first(service: GatewayHarness) -> None:
     async with (
         store(service) as made,
         pipeline(
@@ -249,7 +251,7 @@ async def test_groups_go_out_oldest_version_first(service: World) -> None:
     assert ids == [5, 4, 3, 2, 1, 0]
 
 
-async def test_reads_without_a_plan(service: World) -> None:
+async def test_reads_without_a_plan(service: GatewayHarness) -> None:
     async with store(service) as made, pipeline(service, reward=lambda group_id, i: float(i)):
         await submit(service, 3)
         await service.until(lambda view: view["groups"].get("kept") == 3)
@@ -280,7 +282,7 @@ async def test_reads_without_a_plan(service: World) -> None:
             assert nothing.num_rows == 0
 
 
-async def test_what_a_trainer_may_not_ask_for(service: World) -> None:
+async def test_what_a_trainer_may_not_ask_for(service: GatewayHarness) -> None:
     async with store(service) as made, pipeline(service):
         await submit(service, 1)
         source = FlightSource(made.location, TOKEN)
@@ -300,7 +302,7 @@ async def test_what_a_trainer_may_not_ask_for(service: World) -> None:
         await asyncio.to_thread(ask)
 
 
-async def test_a_run_with_a_foreign_directory_fails_alone(service: World) -> None:
+async def test_a_run_with_a_foreign_directory_fails_alone(service: GatewayHarness) -> None:
     """It ended the store, again after each start, and so the service with all its runs."""
     await submit(service)
     foreign = directory(service) / "commits" / "0000000001.json"
@@ -321,7 +323,7 @@ async def test_a_run_of_another_version_is_refused_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It stopped the service. Its place in the log stays: the prorl that wrote it goes on."""
-    async with world(tmp_path) as w, store(w), pipeline(w):
+    async with running_gateway(tmp_path) as w, store(w), pipeline(w):
         for name in ("open", "finished", "other"):
             await w.run(name, delivery="stream")
             await w.submit(group("t"), run_id=name, last=name == "finished")
@@ -334,7 +336,11 @@ async def test_a_run_of_another_version_is_refused_alone(
         path.write_bytes(orjson.dumps(old))
     shutil.copytree(config.run_directory("finished"), config.root / "unknown")
     mend = r"written by prorl 0.0.9 \(schema 2\); .*; read it with that version"
-    async with world(tmp_path, store={"keep_replaced_s": 0.1}) as w, store(w) as made, pipeline(w):
+    async with (
+        running_gateway(tmp_path, store={"keep_replaced_s": 0.1}) as w,
+        store(w) as made,
+        pipeline(w),
+    ):
         for name in ("open", "finished"):
             assert f"run {name} is not served" in caplog.text
             status, answer = await w.http("GET", f"/v1/runs/{name}")
@@ -352,7 +358,7 @@ async def test_a_run_of_another_version_is_refused_alone(
             assert len(await asyncio.to_thread(lambda: list(trainer.stream("other")))) == 2
     for path, content in zip(manifests, current, strict=True):
         path.write_bytes(content)
-    async with world(tmp_path) as w, store(w) as made, pipeline(w):
+    async with running_gateway(tmp_path) as w, store(w) as made, pipeline(w):
         await w.submit(group("more"), run_id="open", last=True)
         await w.until(lambda view: view["state"] == "finished", "open")
         with client(made.location) as trainer:
@@ -365,7 +371,7 @@ def fails_for_the_last(group_id: int, sample_index: int) -> float | None:
 
 
 async def test_what_cannot_be_scored_is_stored_and_is_missing_in_its_group(
-    service: World, tmp_path: Path
+    service: GatewayHarness, tmp_path: Path
 ) -> None:
     """It was sampled anew, and the tokens of a reward that raises were thrown away."""
     async with store(service) as made, pipeline(service, fails_for_the_last):
@@ -421,7 +427,7 @@ async def test_what_cannot_be_scored_is_stored_and_is_missing_in_its_group(
 
 
 async def test_reserving_an_attempt_that_could_not_be_scored_is_refused_as_committed(
-    service: World,
+    service: GatewayHarness,
 ) -> None:
     async with store(service), pipeline(service, lambda group, sample: None):
         await service.run()
@@ -432,7 +438,9 @@ async def test_reserving_an_attempt_that_could_not_be_scored_is_refused_as_commi
     assert [refusal.reason for refusal in answer.refused] == [RefusalReason.COMMITTED] * 2
 
 
-async def test_a_reward_that_fails_for_the_first_eight_ends_the_run(service: World) -> None:
+async def test_a_reward_that_fails_for_the_first_eight_ends_the_run(
+    service: GatewayHarness,
+) -> None:
     async with store(service), pipeline(service, lambda group, sample: None):
         await service.run(max_open_groups=2)
         await service.submit(*(group(f"t{i}", n=4) for i in range(50)), last=True)
@@ -443,7 +451,7 @@ async def test_a_reward_that_fails_for_the_first_eight_ends_the_run(service: Wor
     assert sum(view["counts"].values()) == 200
 
 
-async def test_a_reward_that_fails_for_seven_of_eight_does_not(service: World) -> None:
+async def test_a_reward_that_fails_for_seven_of_eight_does_not(service: GatewayHarness) -> None:
     async with store(service), pipeline(service, lambda g, s: 1.0 if g % 2 and not s else None):
         await service.run()
         await service.submit(*(group(f"t{i}", n=4) for i in range(6)), last=True)
@@ -451,7 +459,7 @@ async def test_a_reward_that_fails_for_seven_of_eight_does_not(service: World) -
     assert (view["counts"]["failed"], view["counts"]["completed"], view["stalled"]) == (21, 3, "")
 
 
-async def test_a_store_that_can_hear_no_more_ends_loudly(service: World) -> None:
+async def test_a_store_that_can_hear_no_more_ends_loudly(service: GatewayHarness) -> None:
     """A handler's error once ended the control stream only: the process lived and the run hung."""
 
     async def receive_nonsense() -> None:

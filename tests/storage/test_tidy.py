@@ -12,7 +12,7 @@ from prorl.helper import close
 from prorl.linux import failpoints
 from prorl.storage.files.layout import RunDir
 from prorl.storage.keep.tidy import tidy
-from tests.storage.compacting import files, run_of_many_parts
+from tests.storage.compactable_run import files, run_of_many_parts
 
 
 @pytest.fixture(autouse=True)

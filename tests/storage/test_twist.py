@@ -19,7 +19,7 @@ from prorl.schema.rows import row_hashes
 from prorl.storage.files.appended import add_scores
 from prorl.storage.files.layout import RunDir
 from prorl.storage.serve.replay import open_replay
-from tests.storage.compacting import ORDER, run_of_many_parts
+from tests.storage.compactable_run import ORDER, run_of_many_parts
 
 
 @pytest.fixture

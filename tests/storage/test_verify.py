@@ -14,8 +14,15 @@ from prorl.analysis.synthetic_runs import make_run
 from prorl.storage.files.layout import RunDir
 from prorl.storage.read.verify import verify
 from prorl.storage.write.convert import tables
-from tests.storage.directory import add_commit, add_events, add_rows, add_terminals, event, new_run
-from tests.storage.rows import scored, terminal
+from tests.storage.run_directories import (
+    add_commit,
+    add_events,
+    add_rows,
+    add_terminals,
+    event,
+    new_run,
+)
+from tests.storage.scored_rows import scored, terminal
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ from prorl.storage.read.verify import verify
 from prorl.storage.write import writer as writer_module
 from prorl.storage.write.writer import RunWriter, Written
 from prorl.types import AttemptKey, FailureCode, Sequence
-from tests.grown import only
+from tests.edge_rows import only
 from tests.storage.control_log import FileLog
-from tests.storage.directory import event, new_run
-from tests.storage.rows import scored, sequence, task_row, terminal
+from tests.storage.run_directories import event, new_run
+from tests.storage.scored_rows import scored, sequence, task_row, terminal
 from tests.waiting import until
 
 

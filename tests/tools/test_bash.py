@@ -13,7 +13,7 @@ import pytest_asyncio
 import prorl.sandbox
 from prorl.sandbox.shell import Shell
 from tests.sandbox.conftest import why_not
-from tests.tools.situations import SITUATIONS, Input, Keep, Step
+from tests.tools.terminal_situations import SITUATIONS, Input, Keep, Step
 
 KINDS = (
     "pyns",

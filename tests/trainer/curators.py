@@ -24,7 +24,7 @@ from prorl.client import Client
 from prorl.storage.read.catalog import StoredRun
 from prorl.tasks.generated import generate
 from prorl.types import Json, Task
-from tests.trainer.toy import evaluate_heldout, toy_service
+from tests.trainer.toy_service import evaluate_heldout, toy_service
 
 SETS = ("arith", "shop")
 STEPS, GROUPS, EVERY = 12, 8, 3

@@ -22,9 +22,9 @@ from prorl.analysis.synthetic_runs import write_run
 from prorl.client.records import Feed, records
 from prorl.errors import UserError
 from prorl.trainer.adapters import check_version
-from tests.client.served import served
-from tests.trainer.digest import counted, digest, of_response, stored
-from tests.trainer.tiny import SHAPE
+from tests.client.replay_process import served
+from tests.trainer.tiny_model import SHAPE
+from tests.trainer.training_digest import counted, digest, of_response, stored
 
 GROUPS = 6
 
@@ -319,7 +319,7 @@ def test_trl_async(
 ) -> None:
     pytest.importorskip("trl", reason="TRL is not installed (pip install trl==1.16.0)")
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    from tests.trainer.tiny import save_model
+    from tests.trainer.tiny_model import save_model
     from tests.trainer.trl_async_script import make
 
     folder = run_dir.parent / "async"

@@ -14,7 +14,7 @@ import torch
 from prorl.errors import ConfigError
 from prorl.trainer.pack import load_model, pack, token_logprobs
 from tests.trainer.test_pack import unpacked_logprobs
-from tests.trainer.tiny import batch_of
+from tests.trainer.tiny_model import batch_of
 
 MAX_ERROR = 1e-4
 SMALL = {

@@ -22,7 +22,7 @@ from prorl.trainer.checkpoint import (
 from prorl.trainer.lineage import weights_digest
 from prorl.trainer.pack import load_model, pack, token_logprobs
 from prorl.trainer.untie import untie
-from tests.trainer.tiny import batch_of, save_model
+from tests.trainer.tiny_model import batch_of, save_model
 
 
 def stepped(model: Any, optimizer: torch.optim.Optimizer) -> None:

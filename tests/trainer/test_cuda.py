@@ -17,7 +17,7 @@ from prorl.trainer.learner import Learner
 from prorl.trainer.lineage import SequenceOutcomes
 from prorl.trainer.pack import load_model, pack, token_logprobs
 from tests.trainer.test_learner import learner
-from tests.trainer.tiny import batch_of, save_model
+from tests.trainer.tiny_model import batch_of, save_model
 
 pytestmark = [
     pytest.mark.gpu,

@@ -19,7 +19,7 @@ from prorl.client.advantages import mean_std
 from prorl.errors import UserError
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.learner import Learner, first_prompt
-from tests.trainer.tiny import batch_of, save_model
+from tests.trainer.tiny_model import batch_of, save_model
 
 
 @pytest.fixture(scope="module")

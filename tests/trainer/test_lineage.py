@@ -34,10 +34,10 @@ from prorl.trainer.config import TrainerConfig
 from prorl.trainer.learner import Learner
 from prorl.trainer.lineage import SequenceOutcomes, weights_digest
 from prorl.trainer.loop import train
-from tests.client.served import served
+from tests.client.replay_process import served
 from tests.trainer.test_live import root
 from tests.trainer.test_loop import model_dir, settings
-from tests.trainer.tiny import SHAPE, save_model
+from tests.trainer.tiny_model import SHAPE, save_model
 
 __all__ = ["model_dir", "root"]
 

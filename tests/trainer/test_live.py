@@ -20,7 +20,7 @@ from prorl.storage.read.catalog import query
 from prorl.trainer.checkpoint import TrainingState, newest, read_progress
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.loop import train
-from tests.trainer.tiny import save_model
+from tests.trainer.tiny_model import save_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

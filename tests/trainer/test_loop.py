@@ -27,8 +27,8 @@ from prorl.errors import ConflictError
 from prorl.trainer.checkpoint import newest, read_progress
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.loop import train
-from tests.client.served import served
-from tests.trainer.tiny import SHAPE, save_model
+from tests.client.replay_process import served
+from tests.trainer.tiny_model import SHAPE, save_model
 
 STEPS, GROUPS = 20, 3
 

@@ -30,8 +30,8 @@ from prorl.schema import MAX_SEGMENTS
 from prorl.trainer.adapters.trl import PER_SEQUENCE
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.learner import Learner
-from tests.client.served import served
-from tests.trainer.tiny import save_model
+from tests.client.replay_process import served
+from tests.trainer.tiny_model import save_model
 
 NUM_ROWS, GROUPS, LENGTH = 6, 2, 50
 CLIP = 0.2

@@ -16,7 +16,7 @@ from prorl.analysis.synthetic import SyntheticShape
 from prorl.client import PackedBatch
 from prorl.errors import ConfigError, UserError
 from prorl.trainer.pack import load_model, pack, packed_attention, token_logprobs
-from tests.trainer.tiny import SHAPE, batch_of, save_model
+from tests.trainer.tiny_model import SHAPE, batch_of, save_model
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 from prorl.analysis.synthetic import SyntheticShape, group
 from prorl.analysis.synthetic_runs import write_run
 from prorl.client import connect
-from tests.client.served import served
+from tests.client.replay_process import served
 from tests.integration.test_outside import three_ports
 
 torch = pytest.importorskip("torch", reason="ranks train with torch")

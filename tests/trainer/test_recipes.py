@@ -21,8 +21,8 @@ from prorl.tasks import load_tasks
 from prorl.trainer.config import TrainerConfig
 from prorl.types import Task
 from tests.envs.test_all_envs import TASKS
-from tests.trainer.tiny import save_model
-from tests.trainer.toy import PYTHON
+from tests.trainer.tiny_model import save_model
+from tests.trainer.toy_service import PYTHON
 
 RECIPES = Path(__file__).parents[2] / "configs" / "recipes"
 DOMAINS = ("math", "code", "stem", "swe")

@@ -11,7 +11,7 @@ import pytest
 
 from prorl.backends.embedded import TOY
 from prorl.cli.demo.recipe import Recipe, heldout_tasks, train_run, train_tasks
-from tests.trainer.toy import evaluate_heldout, toy_service
+from tests.trainer.toy_service import evaluate_heldout, toy_service
 
 SCRIPT = "prorl.trainer.adapters.train_trl"
 STEPS, GROUPS = 12, 12

@@ -32,8 +32,8 @@ from prorl.trainer.adapters.trl import (
 )
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.learner import Learner, expected_of
-from tests.client.served import served
-from tests.trainer.tiny import SHAPE, batch_of, save_model
+from tests.client.replay_process import served
+from tests.trainer.tiny_model import SHAPE, batch_of, save_model
 from tests.trainer.trl_script import words
 
 GROUPS, ROWS = 6, 8

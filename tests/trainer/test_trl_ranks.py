@@ -17,9 +17,9 @@ from prorl.analysis.synthetic import group
 from prorl.analysis.synthetic_runs import write_run
 from prorl.client.records import Feed
 from prorl.trainer.adapters.trl import row_of
-from tests.client.served import served
+from tests.client.replay_process import served
 from tests.integration.test_outside import three_ports
-from tests.trainer.tiny import SHAPE, save_model
+from tests.trainer.tiny_model import SHAPE, save_model
 
 torch = pytest.importorskip("torch", reason="ranks train with torch")
 if not torch.distributed.is_available():

@@ -20,7 +20,7 @@ from prorl.analysis.synthetic_runs import write_run
 from prorl.client import connect
 from prorl.client.records import Feed, Record
 from prorl.linux.procfs import cpu_s, descendants
-from tests.client.served import served
+from tests.client.replay_process import served
 
 SHAPE = SyntheticShape(n=8, num_tokens=2048, num_turns=6, vocab_size=150_000)
 GROUPS, STEPS = 32, 4

@@ -18,7 +18,7 @@ from prorl.schema import METRICS, TABLES, VERSIONS
 from prorl.storage.files.appended import AppendedTable
 from prorl.storage.files.layout import RunDir
 from prorl.view.opened import Opened
-from tests.view.viewer import viewing
+from tests.view.viewer_process import viewing
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 

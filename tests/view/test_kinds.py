@@ -15,8 +15,8 @@ from prorl.analysis.curves import AXES
 from prorl.storage.read.catalog import DERIVED, VIEWS
 from prorl.view.frozen import freeze
 from prorl.view.opened import Opened, Question
-from tests.view.kinds import KINDS, every_kind
-from tests.view.viewer import Viewer, viewing
+from tests.view.run_kinds import KINDS, every_kind
+from tests.view.viewer_process import Viewer, viewing
 from tests.waiting import wait_until
 
 TABS = ("messages", "tokens", "siblings", "raw")

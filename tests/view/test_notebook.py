@@ -11,7 +11,7 @@ import pytest
 import prorl
 from prorl.analysis.synthetic_runs import make_run
 from prorl.errors import UserError
-from tests.view.viewer import run_that_says
+from tests.view.viewer_process import run_that_says
 
 NOTEBOOK = Path(__file__).parents[2] / "configs" / "stored-run.ipynb"
 

@@ -12,7 +12,7 @@ import pytest
 
 from prorl.analysis.synthetic_runs import make_run
 from prorl.view.frozen import freeze
-from tests.view.viewer import Viewer, run_that_says, viewing
+from tests.view.viewer_process import Viewer, run_that_says, viewing
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: make test-ui")
 CHROMIUM = Path("/usr/bin/chromium")

@@ -16,7 +16,7 @@ from prorl.storage.read.catalog import StoredRun
 
 pytest.importorskip("playwright.sync_api", reason="no playwright: make test-ui")
 from tests.view.test_pages import CHROMIUM, Tab, browser
-from tests.view.viewer import viewing
+from tests.view.viewer_process import viewing
 
 pytestmark = [
     pytest.mark.ui,

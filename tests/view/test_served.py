@@ -11,7 +11,7 @@ from pathlib import Path
 
 import prorl
 from prorl.linux.procfs import descendants
-from tests.view.viewer import Viewer
+from tests.view.viewer_process import Viewer
 from tests.waiting import wait_until
 
 

@@ -18,7 +18,7 @@ from prorl.errors import NotFoundError, UserError
 from prorl.view.opened import Opened, Question
 from prorl.view.server import STATIC, Library
 from prorl.view.tokens import Pieces, tokens
-from tests.view.viewer import viewing
+from tests.view.viewer_process import viewing
 
 REFUSED = {
     "no token": {"Authorization": ""},

@@ -31,9 +31,9 @@ from prorl.types import (
     StopReason,
     Trajectory,
 )
-from tests.grown import put, ran_row, ready_row, scored_row
-from tests.service.world import TOKEN, World
-from tests.storage.rows import sequence, turn
+from tests.edge_rows import put, ran_row, ready_row, scored_row
+from tests.service.running_gateway import TOKEN, GatewayHarness
+from tests.storage.scored_rows import sequence, turn
 
 Reward = Callable[[int, int], float | None]
 """(group, sample) -> reward; None: the grader fails."""
@@ -47,21 +47,23 @@ def alternate(group_id: int, sample_index: int) -> float:
 class Pipeline:
     """INIT and EVAL in one: takes leases, offers SCORED rows."""
 
-    def __init__(self, world: World, reward: Reward, version: Callable[[int], int]) -> None:
+    def __init__(
+        self, gateway: GatewayHarness, reward: Reward, version: Callable[[int], int]
+    ) -> None:
         self._reward, self._version = reward, version
         self.location = (
-            world.config.worker_flight("eval-0")
-            if isinstance(world.network, FlightNetwork)
+            gateway.config.worker_flight("eval-0")
+            if isinstance(gateway.network, FlightNetwork)
             else "at-eval-0"
         )
-        self._network = world.network
+        self._network = gateway.network
         init = this_life(roles={"init": 64}, worker="init-0")
         scored = this_life(roles={"eval": 64}, worker="eval-0", location=self.location)
         self.outlet = Outlet("scored")
-        self._init = ControlClient(world.network, world.config.gateway_flight, init, on={})
-        self._eval = ControlClient(world.network, world.config.gateway_flight, scored, on={})
-        self._inlet = Inlet(world.network, "lease", init, slots=64)
-        self._gateway = world.config.gateway_flight
+        self._init = ControlClient(gateway.network, gateway.config.gateway_flight, init, on={})
+        self._eval = ControlClient(gateway.network, gateway.config.gateway_flight, scored, on={})
+        self._inlet = Inlet(gateway.network, "lease", init, slots=64)
+        self._gateway = gateway.config.gateway_flight
         self._work: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Pipeline:
@@ -116,19 +118,21 @@ class Pipeline:
 
 @asynccontextmanager
 async def pipeline(
-    world: World, reward: Reward = alternate, version: Callable[[int], int] = lambda group_id: 0
+    gateway: GatewayHarness,
+    reward: Reward = alternate,
+    version: Callable[[int], int] = lambda group_id: 0,
 ) -> AsyncIterator[Pipeline]:
     """A pipeline that works."""
-    async with Pipeline(world, reward, version) as made:
+    async with Pipeline(gateway, reward, version) as made:
         yield made
 
 
 @asynccontextmanager
-async def store(world: World) -> AsyncIterator[Store]:
+async def store(gateway: GatewayHarness) -> AsyncIterator[Store]:
     """A store that works; leaving drains it. Raises what it died of."""
     async with (
         FlightNetwork(token=TOKEN) as trainers,
-        serving(world.config, world.network, trainers) as (made, work),
+        serving(gateway.config, gateway.network, trainers) as (made, work),
     ):
         await made.control.welcomed.wait()
         yield made
@@ -143,6 +147,6 @@ def client(location: str) -> Iterator[Client]:
         yield made
 
 
-def directory(world: World, run_id: str = "r") -> Path:
+def directory(gateway: GatewayHarness, run_id: str = "r") -> Path:
     """Of a run."""
-    return world.config.root / run_id
+    return gateway.config.root / run_id

@@ -1,6 +1,6 @@
 """Run as a program: write the golden root anew, with a run of today's format.
 
-    python -m tests.storage.golden
+    python -m tests.storage.write_golden_root
 
 Only before the first release: from then on a change of the format adds a root.
 """
@@ -15,16 +15,16 @@ from contextlib import closing
 from pathlib import Path
 
 from prorl.storage.files.layout import RunDir
-from tests.service.world import group, world
-from tests.storage.columns import rewrite, without_older
-from tests.storage.world import pipeline, store
+from tests.service.running_gateway import group, running_gateway
+from tests.storage.column_versions import rewrite, without_older
+from tests.storage.store_pipeline import pipeline, store
 
 ROOT = Path(__file__).parent / "golden_root"
 
 
 async def live(where: Path) -> None:
     """A run of four groups: two are kept and wait for a trainer, two teach nothing."""
-    async with world(where) as w, store(w), pipeline(w):
+    async with running_gateway(where) as w, store(w), pipeline(w):
         await w.run(delivery="stream", filter="dapo")
         await w.submit(*(group(f"t{i}", n=2) for i in range(4)), last=True)
         await w.until(lambda view: view["state"] == "finished")

@@ -20,7 +20,7 @@ from prorl.storage.serve.replay import open_replay
 @contextmanager
 def served(run_dir: Path) -> Iterator[str]:
     """Location of the endpoint; the process ends with the block."""
-    command = [sys.executable, "-m", "tests.client.served", str(run_dir)]
+    command = [sys.executable, "-m", "tests.client.replay_process", str(run_dir)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -16,8 +16,8 @@ from aiohttp import web
 
 from prorl.testing import RENDERER
 from prorl.types import Json, Message
-from tests.backends.lies import Lie
-from tests.backends.tap import Call
+from tests.backends.contradictory_replies import Lie
+from tests.backends.wire_tap import Call
 
 if TYPE_CHECKING:
     from prorl.types import Int32

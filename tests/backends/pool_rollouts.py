@@ -19,12 +19,12 @@ from prorl.config import ServiceConfig
 from prorl.flight.trace import REQUESTED, Mark, read
 from prorl.storage.read.catalog import StoredRun
 from prorl.types import Json, Task
-from tests.backends.real import Server
-from tests.backends.tap import Call
-from tests.integration.checks import rows
+from tests.backends.real_servers import Server
+from tests.backends.wire_tap import Call
+from tests.integration.run_checks import rows
 
 TURNS = 6
-TALKER = f"{Path(__file__).with_name('talker.py')}:Talker"
+TEXT_ONLY_AGENT = f"{Path(__file__).with_name('text_only_agent.py')}:TextOnlyAgent"
 
 
 def config(root: Path, kind: str, pool: Sequence[Server], slots: int = 64) -> ServiceConfig:
@@ -46,7 +46,7 @@ async def submit(client: Client, count: int, max_tokens: int = 24, turns: int = 
     await asyncio.to_thread(
         client.create_run,
         run_id="r",
-        agent=TALKER,
+        agent=TEXT_ONLY_AGENT,
         limits=limits,
         sampling={"max_tokens": max_tokens},
     )

@@ -26,7 +26,7 @@ from prorl.types import (
     Trajectory,
     Turn,
 )
-from tests.grown import leased_batch, ran_row, ready_row, scored_row
+from tests.edge_rows import leased_batch, ran_row, ready_row, scored_row
 
 RUN = "demo"
 

@@ -9,8 +9,8 @@ from prorl.schema.rows import row_hashes
 from prorl.storage.files.layout import RunDir
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.serve.replay import ReplayOrder, stored_index
-from tests.storage.directory import add_events, add_rows, add_terminals, event, new_run
-from tests.storage.rows import scored, terminal
+from tests.storage.run_directories import add_events, add_rows, add_terminals, event, new_run
+from tests.storage.scored_rows import scored, terminal
 
 GROUPS = 6
 ORDER = [4, 2, 5, 0]

@@ -203,7 +203,7 @@ class Worker:
         await self.ask(Propose(decisions=decisions), run_id)
 
 
-class World:
+class GatewayHarness:
     def __init__(
         self,
         config: ServiceConfig,
@@ -287,9 +287,9 @@ class World:
 
 
 @asynccontextmanager
-async def world(
+async def running_gateway(
     tmp_path: Path, kind: str = "local", log: ControlLog | None = None, **more: Json
-) -> AsyncIterator[World]:
+) -> AsyncIterator[GatewayHarness]:
     """A gateway over a network of a kind, on `tmp_path`; entering it again is a restart."""
     config = settings(tmp_path, **more)
     async with AsyncExitStack() as stack:
@@ -297,7 +297,7 @@ async def world(
         stack.push_async_callback(network.close)
         served = await stack.enter_async_context(serving(config, network, log))
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        yield World(config, network, served, session)
+        yield GatewayHarness(config, network, served, session)
 
 
 def run_config(**fields: Json) -> RunConfig:

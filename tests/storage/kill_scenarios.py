@@ -27,11 +27,11 @@ from prorl.storage.read.verify import verify
 from prorl.storage.write.convert import tables, task_rows
 from prorl.storage.write.writer import RunWriter
 from prorl.types import AttemptKey, FailureCode
-from tests.grown import only
-from tests.storage.compacting import content, expected_files, files, run_of_many_parts
+from tests.edge_rows import only
+from tests.storage.compactable_run import content, expected_files, files, run_of_many_parts
 from tests.storage.control_log import FileLog
-from tests.storage.directory import add_commit, event, new_run
-from tests.storage.rows import scored, task_row, terminal
+from tests.storage.run_directories import add_commit, event, new_run
+from tests.storage.scored_rows import scored, task_row, terminal
 
 Roots = Iterable[tuple[Path, Path]]
 """(as it was when it was killed, as a second one left it)."""

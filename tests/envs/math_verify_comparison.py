@@ -1,7 +1,7 @@
 r"""Our grader of mathematics beside math-verify, on the same rows, as verl's reward calls it.
 
-`python -m tests.envs.math_beside` prints one line a table: of the right answers how many each pays,
-of the wrong ones how many each pays. math-verify is the extra `math`.
+`python -m tests.envs.math_verify_comparison` prints one line for each table:
+how many of the right and of the wrong answers each grader pays. math-verify is the extra `math`.
 """
 
 from __future__ import annotations

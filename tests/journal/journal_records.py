@@ -20,8 +20,8 @@ from prorl.types import (
     StopReason,
     ToolSpec,
 )
-from tests.flight.rows import lease
-from tests.grown import leased_batch, only, ready_row
+from tests.edge_rows import leased_batch, only, ready_row
+from tests.flight.work_rows import lease
 
 
 def row(

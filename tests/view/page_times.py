@@ -1,6 +1,6 @@
 """How quick the pages are in Debian's Chromium, and what the server holds: prints one line each.
 
-python -m tests.view.measure [FOLDER]      keeps its made-up runs in FOLDER for the next time
+python -m tests.view.page_times [FOLDER]      keeps its made-up runs in FOLDER for the next time
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from playwright.sync_api import sync_playwright
 
 from prorl.analysis.synthetic_runs import add_commit, make_run
-from tests.view.viewer import Viewer, run_that_says
+from tests.view.viewer_process import Viewer, run_that_says
 
 ROLLOUTS, TOKENS = 100_000, 64_000
 PER_S, LIVE_S = 200, 30

@@ -1,6 +1,6 @@
 """An agent of one's own: it asks twice, and the second answer is the artifact.
 
-prorl run ... --set run.agent=tests/agents/plain.py:Plain      # with service.load_code
+prorl run ... --set run.agent=tests/agents/two_turn_agent.py:Plain      # with service.load_code
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from prorl.protocols import Sandbox
 
 
-class Talker:
-    """`run.agent=tests/backends/talker.py:Talker`, with `load_code`."""
+class TextOnlyAgent:
+    """`run.agent=tests/backends/text_only_agent.py:TextOnlyAgent`, with `load_code`."""
 
     async def run(self, attempt: Attempt) -> str | None:
         await attempt.sample(attempt.messages)

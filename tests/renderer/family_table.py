@@ -1,4 +1,4 @@
-"""Prints the table of families of docs/models.md: python -m tests.renderer.table."""
+"""Prints the table of families of docs/models.md: python -m tests.renderer.family_table."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from prorl.service.log.log import ControlLog
 from prorl.types import Json
 
 
-class Hand:
+class SteppedCore:
     """Workers are called as their roles; what is granted goes to `init`, if it is there."""
 
     def __init__(self, log: ControlLog, now: float = 0.0, **core: Json) -> None:

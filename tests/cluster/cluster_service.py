@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.cluster.hosts import Hosts, hosts
+from tests.cluster.namespace_hosts import Hosts, hosts
 from tests.waiting import wait_until
 
 PRORL = (sys.executable, "-m", "prorl.cli")
@@ -36,7 +36,7 @@ client.submit("far", tasks, n=1, key=f"k{first}", last=bool(last))
 
 
 @dataclass
-class World:
+class RunningCluster:
     """What a test plays with."""
 
     hosts: Hosts
@@ -152,14 +152,14 @@ def _start(on: Hosts, host: int, argv: list[str], log: Path) -> subprocess.Popen
 
 
 @contextmanager
-def world(
+def running_cluster(
     tmp_path: Path,
     num_nodes: int = 2,
     turn_s: float = TURN_S,
     layout: tuple[str, ...] = ("service.workers=nodes",),
     num_hosts: int = 0,
     policy: str = "oracle",
-) -> Iterator[World]:
+) -> Iterator[RunningCluster]:
     """A service on host 1, by default without stages, nodes n2, n3 ... on the others."""
     with ExitStack() as stack:
         made = stack.enter_context(hosts(num_hosts or 1 + num_nodes))
@@ -167,7 +167,7 @@ def world(
         argv += ["--listen", f"{made.address(1)}:7700", *pools(*layout)]
         argv += ["--set", f'service.backends=["scripted:{policy}?delay_s={turn_s}"]']
         service = _start(made, 1, argv, tmp_path / "serve.log")
-        cluster = World(hosts=made, path=tmp_path, service=service)
+        cluster = RunningCluster(hosts=made, path=tmp_path, service=service)
         join = cluster.root / "join" / "node.json"
         wait_until(
             lambda: (cluster.root / "service.json").exists() and join.exists(), "the service"

@@ -18,7 +18,7 @@ from prorl.types import (
     Task,
     Trajectory,
 )
-from tests.grown import leased_batch, ran_row, ready_row
+from tests.edge_rows import leased_batch, ran_row, ready_row
 
 
 def key(n: int, attempt: int = 1) -> AttemptKey:

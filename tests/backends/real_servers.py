@@ -23,7 +23,7 @@ import pytest
 
 from prorl.backends.embedded import TOY
 from prorl.types import Completion, GenerateRequest
-from tests.backends.tap import Tap
+from tests.backends.wire_tap import Tap
 
 VLLM_PYTHON = os.environ.get("PRORL_VLLM_PYTHON", "")
 NEEDS_VLLM = [
