@@ -225,10 +225,10 @@ def ungranted_network(tasks: Iterable[Task], most: NetworkPolicy) -> list[str]:
     if not names:
         return []
     modes = ", ".join(sorted({wish.mode for excess in wishes.values() for wish in excess}))
-    shown = f"{', '.join(names[:LISTED_TASKS])}{', ...' if len(names) > LISTED_TASKS else ''}"
+    listed = f"{', '.join(names[:LISTED_TASKS])}{', ...' if len(names) > LISTED_TASKS else ''}"
     return [
         f"{len(names)} of {num_tasks} tasks ask for more network ({modes}) than"
-        f" service.sandbox.network grants ({most.mode}), and get no more ({shown})"
+        f" service.sandbox.network grants ({most.mode}), and get no more ({listed})"
     ]
 
 

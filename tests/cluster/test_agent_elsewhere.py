@@ -13,9 +13,9 @@ import pytest
 
 from prorl.storage.read.catalog import StoredRun
 from tests.agents.test_desk import PULL
-from tests.cluster.hosts import Hosts
-from tests.cluster.world import world
-from tests.integration.checks import rows
+from tests.cluster.cluster_service import running_cluster
+from tests.cluster.namespace_hosts import Hosts
+from tests.integration.run_checks import rows
 from tests.waiting import wait_until
 
 PORT = 7800
@@ -72,7 +72,9 @@ def test_an_agent_on_another_host_than_its_guest_reaches_the_policy(tmp_path: Pa
     layout = (f"service.guests={PORT}", "service.workers=1")
     attempts = tmp_path / "attempts"
     attempts.mkdir()
-    with world(tmp_path, num_nodes=0, num_hosts=3, layout=layout, turn_s=0, policy="noop") as w:
+    with running_cluster(
+        tmp_path, num_nodes=0, num_hosts=3, layout=layout, turn_s=0, policy="noop"
+    ) as w:
         address, authority = f"https://{w.hosts.address(1)}:{PORT}", w.root / "tls" / "trust.pem"
         submit = w.hosts.argv(1, sys.executable, "-c", SUBMIT, str(w.root))
         subprocess.run(submit, check=True)

@@ -101,9 +101,9 @@ async def test_a_package_tool_reaches_the_mirror_that_the_operators_files_name(
         pytest.skip(f"no {tool}")
     folder, url = mirror
     command = COMMANDS[tool].replace("MIRROR", f"{url}/{tool}")
-    with short_folder() as root, short_folder(0o755) as shown_folder:
+    with short_folder() as root, short_folder(0o755) as files_folder:
         texts = _fill(tool, folder / tool, f"{url}/{tool}")
-        files = {str(shown_folder / Path(target).name): target for target in texts}
+        files = {str(files_folder / Path(target).name): target for target in texts}
         for path, target in files.items():
             Path(path).write_text(texts[target])
         network = {
@@ -117,8 +117,8 @@ async def test_a_package_tool_reaches_the_mirror_that_the_operators_files_name(
             spec = SandboxSpec(network_mode=mode, address_bytes=1 << 40)
             ref = await daemon.host.start(f"r/{number}/1", "run", spec)
             async with daemon.host.connect(ref) as sandbox:
-                shown = [await sandbox.exec(["cat", path], 30.0) for path in files.values()]
-                assert {each.exit_code == 0 for each in shown} == {mode == "public"}
+                outputs = [await sandbox.exec(["cat", path], 30.0) for path in files.values()]
+                assert {each.exit_code == 0 for each in outputs} == {mode == "public"}
                 if mode == "public":
                     done = await sandbox.call("bash", {"command": command}, 90.0)
                     assert "from the mirror" in done.output, done.output

@@ -386,7 +386,7 @@ def test_a_run_has_the_time_limits_of_its_tasks_unless_it_states_its_own(tmp_pat
     assert with_task_limits(own, []) == own
 
 
-def test_a_task_of_steps_and_one_of_terminal_bench_have_the_time_limits_of_their_parts(
+def test_tasks_of_steps_and_of_terminal_bench_have_the_time_limits_of_their_parts(
     tmp_path: Path,
 ) -> None:
     """The tests of a step behind which another one follows run in the agent's time."""
