@@ -615,7 +615,7 @@ class GroupComplete(Payload, frozen=True, kw_only=True):
 
 
 class Stalled(Payload, frozen=True, kw_only=True):
-    """(run): it has not moved for a while, or moves again."""
+    """(run): why it has no new rows: it is stalled or idle; empty when it moves again."""
 
     kind = Kind.STALLED
     reason: str

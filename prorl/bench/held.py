@@ -160,7 +160,7 @@ def _until_all_wait(client: Client, count: int) -> None:
     until = time.monotonic() + BEGIN_S
     while (view := client.run("held"))["counts"]["running"] < count:
         if time.monotonic() > until or view["counts"]["failed"]:
-            waits = view["stalled"] or "no reason is known"
+            waits = view["stalled"] or view["idle"] or "no reason is known"
             raise UnavailableError(f"{view['counts']} after {BEGIN_S:g} s: {waits}")
         time.sleep(0.5)
 

@@ -508,7 +508,7 @@ class Client:
             if fetched.stalled != stalled:
                 stalled = fetched.stalled
                 log.warning(
-                    "run %s %s", ticket.run, f"is stalled: {stalled}" if stalled else "moves"
+                    "run %s %s", ticket.run, f"has no rows yet: {stalled}" if stalled else "moves"
                 )
             ticket = replace(ticket, cursor=fetched.cursor)
 

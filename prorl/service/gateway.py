@@ -405,15 +405,15 @@ class Gateway:
 
     def _watch(self) -> None:
         for run in self._watchdog.look(self.trouble or disk_full(self.config.root)):
-            log.warning(
-                "run %s %s",
-                run.run_id,
-                f"is stalled: {run.stalled}" if run.stalled else "moves",
-            )
+            if run.idle and not run.stalled:
+                log.info("run %s is idle: %s", run.run_id, run.idle)
+            else:
+                words = f"is stalled: {run.stalled}" if run.stalled else "moves"
+                log.warning("run %s %s", run.run_id, words)
             self._tell_stuck(run)
 
     def _tell_stuck(self, run: RunRecord) -> None:
         """Trainers hear it from the store, instead of rows."""
-        row = ControlRow.of(Stalled(reason=run.stalled), run_id=run.run_id)
+        row = ControlRow.of(Stalled(reason=run.stalled or run.idle), run_id=run.run_id)
         for store in self._sent_upto if run.config.delivery == "stream" else ():
             self._send(store, [row])

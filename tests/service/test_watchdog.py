@@ -92,15 +92,30 @@ def test_attempts_that_all_fail_alike_are_reported_until_an_attempt_succeeds(
     assert world.run.stalled == ""
 
 
-def test_an_open_run_that_lacks_work_says_so(world: Clockwork) -> None:
+def test_an_open_run_without_work_is_idle_until_it_gets_some(world: Clockwork) -> None:
     world.come("store", "run", "init", "eval")
-    assert world.stalled() == (
+    assert world.stalled() == "", "its submitter may submit in phases"
+    assert world.run.idle == (
         "nothing was submitted and the run is open: submit tasks, the last ones with last=True"
     )
-    world.run.accepted.next_group = world.run.decisions.states["dropped"] = 1
-    assert world.stalled().startswith("all that was submitted has ended and the run is open")
-    world.run.life.last = True
+    assert world.watchdog.look("") == [], "said once"
+    world.submit(group())
+    assert (world.run.idle, world.run.stalled) == ("", ""), "before the next look"
+    assert world.watchdog.look("") == [world.run], "a stream hears that it moves"
+    world.run.accepted.next_rollout = 0
+    world.run.decisions.states["dropped"] = 1
     assert world.stalled() == ""
+    assert world.run.idle.startswith("all that was submitted has ended and the run is open")
+    world.run.life.last = True
+    world.watchdog.look("")
+    assert world.run.idle == ""
+
+
+def test_what_has_moved_is_not_called_stalled_until_the_next_look(world: Clockwork) -> None:
+    world.submit(group())
+    assert world.stalled() == "no store worker is there"
+    world.run.progress.turns += 1
+    assert world.run.stalled == ""
 
 
 def test_a_filter_that_keeps_nothing_is_reported_while_the_run_moves(world: Clockwork) -> None:

@@ -153,6 +153,8 @@ def remarks(answer: Mapping[str, Json], run: str = "") -> Iterator[str]:
         if run in ("", row["run_id"]) and row["stalled"]:
             how = "stalled" if row["state"] == "open" else row["state"]
             yield f"{row['run_id']} is {how}: {clean(row['stalled'])}"
+        if run in ("", row["run_id"]) and row["idle"]:
+            yield f"{row['run_id']} is idle: {clean(row['idle'])}"
         if run in ("", row["run_id"]) and row["state"] == "open" and (words := decided(row)):
             yield f"{row['run_id']}: {words}"
         if (

@@ -482,8 +482,14 @@ class RunWatch:
 
     moved: tuple[tuple[object, ...], float] = ((), 0.0)
     """Signs of progress, and since when they are so."""
-    stalled: str = ""
-    """What an open run waits for, when it does not move."""
+    trouble: str = ""
+    """Why an open run gets nowhere though it moves."""
+    wait: str = ""
+    """What an open run with work waits for; it holds while the signs are those of `moved`."""
+    idle: str = ""
+    """That an open run has no work, and how to give it some; it holds as `wait` does."""
+    reported: tuple[str, str] = ("", "")
+    """What the last look found: `stalled` and `idle` of the run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -522,9 +528,34 @@ class RunRecord:
         return "cancelled" if life.cancelled and life.state == "finished" else life.state
 
     @property
+    def signs(self) -> tuple[object, ...]:
+        """Returns what changes with any progress: counts, and the turns that RUN has reported."""
+        return (
+            *self.counts.values(),
+            self.accepted.next_group,
+            self.commits.next_commit,
+            self.decisions.next_event,
+            self.delivery.next_delivery,
+            self.delivery.acked,
+            self.weights.version,
+            self.progress.turns,
+        )
+
+    @property
     def stalled(self) -> str:
         """Tells what it waits for when it does not move, or why it was refused or has failed."""
-        return self.watch.stalled if self.life.state == "open" else self.life.problem
+        if self.life.state != "open":
+            return self.life.problem
+        wait = self.watch.wait if self.watch.wait and self.signs == self.watch.moved[0] else ""
+        return "; ".join(filter(None, (self.watch.trouble, wait)))
+
+    @property
+    def idle(self) -> str:
+        """Tells that it is open and has no work. Its submitter has the next move: that is no
+        stall, since tasks may come in phases; whoever waits for its rows must know it.
+        """
+        idle = self.life.state == "open" and self.watch.idle
+        return idle if idle and self.signs == self.watch.moved[0] else ""
 
     @property
     def queued(self) -> int:

@@ -1,9 +1,10 @@
 """Why a run does not move, said within `QUIET_S` of its last sign of progress.
 
-Progress is any change of a run's counts, and each turn that RUN reports. What the line names is the
-first thing, in the order of the dataflow backwards, that would have to happen next. A run all of
-whose attempts fail alike, or whose filter keeps nothing, moves and gets nowhere: that is said at
-once.
+Progress is any change of a run's counts, and each turn that RUN reports; it ends what was said at
+once, before the next look. What the line names is the first thing, in the order of the dataflow
+backwards, that would have to happen next. A run all of whose attempts fail alike, or whose filter
+keeps nothing, moves and gets nowhere: that is said at once. A run without work whose submitter may
+still submit is idle, not stalled.
 """
 
 from __future__ import annotations
@@ -32,19 +33,6 @@ one in ten is kept, 32 in a row are dropped once in thirty times.
 
 MESSAGE_CHARS = 200
 """Characters of what the first of them said."""
-
-
-def signs(run: RunRecord) -> tuple[object, ...]:
-    return (
-        *run.counts.values(),
-        run.accepted.next_group,
-        run.commits.next_commit,
-        run.decisions.next_event,
-        run.delivery.next_delivery,
-        run.delivery.acked,
-        run.weights.version,
-        run.progress.turns,
-    )
 
 
 def reason(
@@ -98,14 +86,17 @@ def reason(
         return f"{run.undecided:,} groups wait for their decision: the filter is slow"
     if run.unstored or run.commits.parts:
         return f"{run.unstored:,} ended rollouts wait for the store"
-    if run.life.state == "open" and not run.life.last:
-        before = (
-            "all that was submitted has ended"
-            if run.accepted.next_group
-            else "nothing was submitted"
-        )
-        return f"{before} and the run is open: submit tasks, the last ones with last=True"
     return ""
+
+
+def lacks_tasks(run: RunRecord) -> str:
+    """Returns that an open run of which nothing is unfinished waits for its submitter."""
+    if run.life.last:
+        return ""
+    before = (
+        "all that was submitted has ended" if run.accepted.next_group else "nothing was submitted"
+    )
+    return f"{before} and the run is open: submit tasks, the last ones with last=True"
 
 
 def nothing_kept(run: RunRecord) -> str:
@@ -137,7 +128,7 @@ class ProgressWatchdog:
         self._state, self._clock = state, clock
 
     def look(self, disk: str) -> list[RunRecord]:
-        """Say of each open run what it waits for; those of which that has changed."""
+        """Note what each open run waits for; returns those of which that has changed."""
         now, changed = self._clock(), []
         workers = Counter(role for worker in self._state.workers.values() for role in worker.roles)
         inits = self._state.of_role("init")
@@ -147,7 +138,7 @@ class ProgressWatchdog:
             else ""
         )
         for run in self._state.open.values():
-            current = signs(run)
+            current = run.signs
             if current != run.watch.moved[0]:
                 run.watch.moved = (current, now)
             quiet = now - run.watch.moved[1] > QUIET_S
@@ -164,8 +155,9 @@ class ProgressWatchdog:
                 if quiet
                 else ""
             )
-            troubles = (alike(run), nothing_kept(run), why)
-            before, run.watch.stalled = run.watch.stalled, "; ".join(filter(None, troubles))
-            if run.watch.stalled != before:
+            run.watch.trouble = "; ".join(filter(None, (alike(run), nothing_kept(run))))
+            run.watch.wait, run.watch.idle = why, lacks_tasks(run) if quiet and not why else ""
+            before, run.watch.reported = run.watch.reported, (run.stalled, run.idle)
+            if run.watch.reported != before:
                 changed.append(run)
         return changed

@@ -67,6 +67,8 @@ class RunSummary(View):
     """Attempts that ended without a row since the service began, by "code on node"."""
     stalled: str = at("stalled")
     """What a run that does not move waits for, or why it was refused or has failed."""
+    idle: str = at("idle")
+    """That an open run has no work left, and how to give it some."""
     reward_mean: float | None
     num_rewards: int = at("commits.num_rewards")
     uncommitted_groups: int

@@ -561,6 +561,7 @@ function liveNow(run, now, past) {
     name === s.bottleneck ? h("b", {}, name) : name, num(g.workers), num(g.slots), num(g.busy),
     percent(g.busy_share), num(g.queued), waits(name, g, s)]);
   return [tiles, recent, mine?.stalled ? h("p", { class: "trouble" }, mine.stalled) : null,
+    mine?.idle ? h("p", { class: "quiet" }, mine.idle) : null,
     h("div", { class: "grid" },
       table("Stages", ["stage", "workers", "slots", "busy", "busy share", "queued", "waits for"],
         stages),
