@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 NO_DEFAULT = ('""', "False")
 """Defaults that say only that an option was not given."""
+EXAMPLE = "Example: "
+"""What a paragraph with a command begins with: one that is broken must be whole when copied."""
 
 
 class WrappedHelp:
@@ -40,8 +42,20 @@ class WrappedHelp:
     def render_description(
         self, console: Console, options: ConsoleOptions, description: Any
     ) -> None:
-        if description:
-            console.print(_joined(description))
+        from rich.text import Text
+
+        from prorl.cli.output import broken
+
+        if not description:
+            return
+        text = _joined(description).primary_renderable
+        if not isinstance(text, Text):
+            console.print(description)
+            return
+        for paragraph in text.plain.split("\n\n"):
+            is_example = paragraph.startswith(EXAMPLE)
+            line = broken(paragraph, console.width, len(EXAMPLE)) if is_example else paragraph
+            console.print(Text(f"{line}\n"))
 
 
 def _joined(inline: InlineText) -> InlineText:

@@ -7,6 +7,7 @@ terminal nor hide what it says.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import textwrap
@@ -28,6 +29,14 @@ from prorl.types import Json
 _KEPT = frozenset("\n\t")
 _START = re.compile(r"(?: *\S.{0,28}? {2,}| +)(?=\S)")
 """What stands before the text of a line: its indent, or its names in columns."""
+_MARKS = re.compile(
+    r"^(?:  )?(?:(?P<bad>fail(?:ure)?(?=  )|error(?=: ))"
+    r"|(?P<doubt>warn(?:ing)?(?= )|waiting(?=  )|CUT OFF)"
+    r"|(?P<good>ok(?=  )))"
+)
+"""The first word of a line that says how good or bad its news is."""
+_COLOURS = {"bad": "31", "doubt": "33", "good": "32"}
+"""ANSI's red, yellow and green."""
 
 
 def clean(text: str) -> str:
@@ -67,8 +76,9 @@ def open_to_write(path: Path) -> TextIO:
         raise ConfigError(f"{path}: {error.strerror}", "a file that can be written") from None
 
 
-def say(line: str = "") -> None:
-    print(_fitted(line, sys.stdout), flush=True)
+def say(line: str = "", *, indent: int | None = None) -> None:
+    """One line of the answer; what follows its first line is indented by so many characters."""
+    print(_fitted(line, sys.stdout, indent), flush=True)
 
 
 def note(line: str) -> None:
@@ -76,13 +86,19 @@ def note(line: str) -> None:
     print(_fitted(line, sys.stderr), file=sys.stderr, flush=True)
 
 
-def _fitted(line: str, stream: TextIO) -> str:
-    return broken(line, get_terminal_size().columns) if stream.isatty() else line
+def _fitted(line: str, stream: TextIO, indent: int | None = None) -> str:
+    if not stream.isatty():
+        return line
+    text = broken(line, get_terminal_size().columns, indent)
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    return _MARKS.sub(lambda mark: f"\x1b[{_COLOURS[mark.lastgroup or '']}m{mark[0]}\x1b[0m", text)
 
 
-def broken(line: str, width: int) -> str:
+def broken(line: str, width: int, indent: int | None = None) -> str:
     """A line that a terminal would break in mid-word, broken between words. What follows stands
-    below where the text begins; a command goes on behind a backslash, so that it can be copied.
+    below where the text begins, or at `indent`; a command goes on behind a backslash, so that it
+    can be copied.
 
     >>> print(broken("  reward    mean 0.500, of 14 of 18 rollouts", 30))
       reward    mean 0.500, of 14
@@ -90,11 +106,15 @@ def broken(line: str, width: int) -> str:
     >>> print(broken("  next      prorl sql r 'select count(*) from rollouts'", 40))
       next      prorl sql r 'select \\
                 count(*) from rollouts'
+    >>> print(broken("ok    disk      52 GiB free at /data", 30, 16))
+    ok    disk      52 GiB free at
+                    /data
     """
     if len(line) <= width:
         return line
-    start = _START.match(line)
-    indent = len(start[0]) if start and len(start[0]) <= width // 2 else 0
+    if indent is None:
+        start = _START.match(line)
+        indent = len(start[0]) if start and len(start[0]) <= width // 2 else 0
     head, text = line[:indent], line[indent:]
     command = text.startswith("prorl ")
     parts = textwrap.wrap(

@@ -18,14 +18,15 @@ from prorl.cli.app import COMMANDS
 from tests.view.run_kinds import ROOT as RUN
 
 COLUMNS, LINES = 80, 24
+UNSET = ("COLUMNS", "LINES", "NO_COLOR")
 WORDS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def output_of(*argv: str) -> str:
+def output_of(*argv: str, **more_env: str) -> str:
     """What a command writes to a terminal."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
-    env = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
+    env = {key: value for key, value in os.environ.items() if key not in UNSET} | more_env
     process = subprocess.Popen(
         [sys.executable, *argv], stdout=theirs, stderr=theirs, stdin=theirs, env=env
     )
@@ -92,3 +93,27 @@ def test_a_page_is_redrawn_where_it_stood_and_cut_to_the_terminal(tmp_path: Path
     assert len(second.splitlines()) == LINES, "with the one that erases what is below"
     assert "… and 8 lines more" in first
     assert "\x1b[2J" not in first
+
+
+def test_the_first_word_of_bad_news_has_a_colour_unless_nobody_wants_one(tmp_path: Path) -> None:
+    script = tmp_path / "say.py"
+    script.write_text(
+        "from prorl.cli.output import say\n"
+        "for line in ('ok    disk', '  CUT OFF   3', 'error: no', 'of failure  1'):\n"
+        "    say(line)\n"
+    )
+    assert output_of(str(script), TERM="xterm").splitlines() == [
+        "\x1b[32mok\x1b[0m    disk",
+        "\x1b[33m  CUT OFF\x1b[0m   3",
+        "\x1b[31merror\x1b[0m: no",
+        "of failure  1",
+    ]
+    for plain in ({"NO_COLOR": "1", "TERM": "xterm"}, {"TERM": "dumb"}):
+        assert "\x1b" not in output_of(str(script), **plain)
+
+
+def test_an_example_of_a_help_is_whole_when_it_is_copied() -> None:
+    text = output_of("-m", "prorl.cli", "eval", "--help", TERM="xterm")
+    copied = re.sub(r" *\\\n +", " ", WORDS.sub("", text))
+    sets = "'arith:heldout?n=512,shop:heldout?n=512'"
+    assert f"Example: prorl eval --tasks {sets} --policy toy --greedy\n" in copied

@@ -74,10 +74,9 @@ def doctor(
     for finding in probes(root):
         findings.append(finding)
         if not json:
-            say(
-                f"{finding.level:<5} {finding.what:<17} {clean(finding.found)}"
-                + (f"  -> {finding.fix}" if finding.fix else "")
-            )
+            names = f"{finding.level:<5} {finding.what:<17} "
+            fix = f"  -> {finding.fix}" if finding.fix else ""
+            say(f"{names}{clean(finding.found)}{fix}", indent=len(names))
     if json:
         say_json([finding._asdict() for finding in findings])
     return 1 if any(finding.level == "fail" for finding in findings) else 0
