@@ -195,6 +195,17 @@ def _place(cause: BaseException) -> str:
     return place
 
 
+def placed(text: str, place: str) -> str:
+    """Append `file:line in function` to what an error says, unless it says the line already.
+
+    >>> once = placed("KeyError: 7", "env.py:6 in score")
+    >>> once, placed(once, "env.py:6 in Env.score") == once
+    ('KeyError: 7 (env.py:6 in score)', True)
+    """
+    is_there = not place or f"({place.partition(' in ')[0]} in " in text
+    return text if is_there else f"{text} ({place})"
+
+
 @contextmanager
 def boundary(error: type[RolloutError], code: FailureCode, what: str) -> Iterator[None]:
     """Turn any foreign exception that crosses this line into `error(code, "what: ...")`.
@@ -213,8 +224,7 @@ def boundary(error: type[RolloutError], code: FailureCode, what: str) -> Iterato
     except ProrlError:
         raise
     except Exception as cause:
-        words = f"{what}: {type(cause).__name__}: {cause}"
-        if place := _place(cause):
-            words = f"{words} ({place})"
-            code = code.BAD_TASK if code == "stage_error" else code
-        raise error(code, words) from cause
+        place = _place(cause)
+        if place and code == "stage_error":
+            code = code.BAD_TASK
+        raise error(code, placed(f"{what}: {type(cause).__name__}: {cause}", place)) from cause

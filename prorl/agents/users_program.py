@@ -13,7 +13,7 @@ from typing import Any
 from prorl import plugins
 from prorl.agents import ENTRY_POINTS
 from prorl.agents.attempt import Attempt, AttemptFacts, UserAgent
-from prorl.errors import ConfigError, TaskError
+from prorl.errors import ConfigError, TaskError, placed
 from prorl.helper.child import Answer, HelperChannel, place_of, serve
 from prorl.helper.process import MOST_CALLS
 from prorl.plugins import MEND_FILE
@@ -26,10 +26,7 @@ def prepare(channel: HelperChannel, name: str) -> Answer:
         agent: UserAgent = plugins.make(ENTRY_POINTS, name, ConfigError, plugins.NO_PARTS)
     except ConfigError as error:
         place = place_of(error)
-        arguments = (
-            error.problem if not place or place in error.problem else f"{error.problem} ({place})"
-        )
-        raise ConfigError(arguments, error.expected, error.hint) from None
+        raise ConfigError(placed(error.problem, place), error.expected, error.hint) from None
     if not callable(getattr(agent, "run", None)):
         arguments = f"agent {name!r} is a {type(agent).__name__} without `run`"
         raise ConfigError(arguments, "a class with `async def run(self, attempt)`", MEND_FILE)

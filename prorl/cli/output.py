@@ -64,6 +64,16 @@ def _spell(char: str) -> str:
     )
 
 
+def shortened(text: str, num_chars: int) -> str:
+    """Cut out the middle of a long text: its end often has the line of the code.
+
+    >>> shortened("a message (env.py:7)", 15), shortened("short", 15)
+    ('a messa…nv.py:7)', 'short')
+    """
+    half = num_chars // 2
+    return text if len(text) <= num_chars else f"{text[:half]}…{text[len(text) - half - 1 :]}"
+
+
 def is_terminal() -> bool:
     return sys.stdout.isatty()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from prorl.cli.output import answer, clean
+from prorl.cli.output import answer, clean, shortened
 from prorl.cli.runs import root_option
 from prorl.types import Json
 
@@ -93,7 +93,7 @@ def lines(summary: dict[str, Json]) -> Iterator[str]:
     yield f"  states    {states or 'none'}"
     for row in summary["failures"]:
         what = f"{row['failure_class']}/{row['failure_code']} {row['n']:,}"
-        yield f"  failure   {what}: {clean(row['example'])[:100]}"
+        yield f"  failure   {what}: {shortened(clean(row['example']), 300)}"
     # Rollouts whose policy was not done when a budget ended.
     for many, settings in (
         (summary["cut_by_tokens"], "sampling.max_tokens, limits.max_tokens"),

@@ -15,7 +15,7 @@ from prorl.envs import get_env
 from prorl.envs.base import BaseEnv, Solution, check_settings
 from prorl.envs.settings import record_of
 from prorl.envs.tools import user_spec
-from prorl.errors import GraderError, ProrlError, RolloutError, TaskError, UserError
+from prorl.errors import GraderError, ProrlError, RolloutError, TaskError, UserError, placed
 from prorl.helper.child import Answer, HelperChannel, place_of, serve, trace_of
 from prorl.limits import Deadline
 from prorl.protocols import CachedWorkspace, Env
@@ -34,7 +34,7 @@ def prepare(channel: HelperChannel, name: str, *tools: str) -> Answer:
                 user_spec(tool)
     except TaskError as error:
         place = place_of(error)
-        raise TaskError(f"{error} ({place})" if place else str(error)) from None
+        raise TaskError(placed(str(error), place)) from None
     hooks, runner = _hooks(name, env), asyncio.Runner()
     mine = tuple(filter(None, [_code_of(type(env))]))
 
@@ -52,7 +52,7 @@ def prepare(channel: HelperChannel, name: str, *tools: str) -> Answer:
             cause = error.__cause__
             foreign = cause is not None and not isinstance(cause, ProrlError)
             if foreign and (place := place_of(error, lambda file: file.startswith(mine))):
-                text = f"{name}.{hook}: {error.message} ({place})"
+                text = placed(f"{name}.{hook}: {error.message}", place)
                 if hook == "score":
                     trace = trace_of(cause or error)
                     raise GraderError(FailureCode.GRADER_ERROR, text, trace) from None

@@ -222,8 +222,17 @@ def trouble(error: BaseException) -> dict[str, Any]:
 
 
 def trace_of(error: BaseException) -> str:
-    """The end of an exception's traceback, as Python prints it."""
-    text = "".join(traceback.format_exception(error)).strip()
+    """Returns the end of an exception's traceback as Python prints it, from the first frame of
+    users' code on, without the lines that underline.
+    """
+    report = traceback.TracebackException.from_exception(error)
+    cause: traceback.TracebackException | None = report
+    while cause is not None:
+        users = (place for place, at in enumerate(cause.stack) if not is_common(at.filename))
+        del cause.stack[: next(users, 0)]
+        cause = cause.__cause__ or cause.__context__
+    lines = "".join(report.format()).strip().splitlines()
+    text = "\n".join(line for line in lines if line.strip(" ~^") or not line)
     return text.encode("utf-8", "replace").decode()[-MAX_WORDS:]
 
 

@@ -86,7 +86,7 @@ class HelperError(Exception):
     """Before it was asked anything."""
 
     def __str__(self) -> str:
-        return f"{self.words} ({self.place})" if self.place else self.words
+        return errors.placed(self.words, self.place)
 
 
 class Raised(HelperError):

@@ -369,6 +369,23 @@ async def test_an_edited_file_is_another_program(tmp_path: Path) -> None:
     assert await reward_of(first) == 1.0, "what was opened before keeps its code"
 
 
+async def test_a_grader_that_raises_is_named_once_with_its_line_and_its_own_frames(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "raising.py"
+    file.write_text(REWARD.replace("VALUE", "{}['no such key']"))
+    env = await open_env(env_by_name, make_task(f"{file}:Fixed", "x"))
+    with pytest.raises(GraderError) as caught:
+        await env.score(make_task(f"{file}:Fixed", "x"), b"", None, Deadline(60.0))
+    assert caught.value.message.count(f"({file}:7 in fixed)") == 1
+    assert [line.split(",")[0] for line in caught.value.log.splitlines()] == [
+        "Traceback (most recent call last):",
+        f'  File "{file}"',
+        "    return {}['no such key']",
+        "KeyError: 'no such key'",
+    ]
+
+
 async def test_siblings_share_a_single_plan_and_a_failed_plan_is_made_again(
     tmp_path: Path,
 ) -> None:
