@@ -45,7 +45,7 @@ from prorl.flight.ticket import Cursor, Ticket
 from prorl.net.join import Join
 from prorl.net.tls import Credentials
 from prorl.task_json import check_values
-from prorl.types import Json, SamplingParams, Task
+from prorl.types import Json, RolloutState, SamplingParams, Task
 from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
@@ -95,6 +95,27 @@ def connect(url: str | Path, token: str | None = None, *, retry_s: float = RETRY
     return Client(http=Http(RootAddress(Path(url), token).address, retry_s=retry_s))
 
 
+class RunSnapshot(dict[str, Json]):
+    """State, settings and counters of a run, as `GET /v1/runs/RUN` answers; prints as one line.
+
+    >>> counts = {"queued": 2, "running": 1, "completed": 5}
+    >>> RunSnapshot(run_id="mine", state="open", counts=counts, reward_mean=0.5, version=3)
+    <run mine: open, 5 of 8 rollouts ended, reward 0.500, policy version 3; 5 keys>
+    """
+
+    def __repr__(self) -> str:
+        counts, mean = self.get("counts") or {}, self.get("reward_mean")
+        num_ended = sum(num for state, num in counts.items() if RolloutState(state).terminal)
+        words = (
+            str(self.get("state")),
+            f"{num_ended:,} of {sum(counts.values()):,} rollouts ended",
+            "" if mean is None else f"reward {mean:.3f}",
+            f"policy version {self.get('version', 0)}",
+            f"stalled: {self['stalled']}" if self.get("stalled") else "",
+        )
+        return f"<run {self.get('run_id')}: {', '.join(filter(None, words))}; {len(self)} keys>"
+
+
 class Client:
     """A replay only streams, commits and says its status."""
 
@@ -127,12 +148,12 @@ class Client:
             self._source.close()
             self._source = None
 
-    def create_run(self, **config: Json) -> dict[str, Json]:
+    def create_run(self, **config: Json) -> RunSnapshot:
         """Make a run of `prorl.config.RunConfig`'s settings. Waits until its chat template is
         proved. The same settings again give the run as it is; others: ConflictError.
         """
         while True:
-            view = dict(self._http.request("POST", "v1", "runs", body=config))
+            view = RunSnapshot(self._http.request("POST", "v1", "runs", body=config))
             if view["state"] != "proving":
                 return view
 
@@ -183,7 +204,7 @@ class Client:
         *,
         sampling: SamplingParams | None = None,
         **config: Json,
-    ) -> dict[str, Json]:
+    ) -> RunSnapshot:
         """Returns how good the policy is that serves now: tasks as a run of their own, waited for.
 
         What `client.run` says of it at its end (`state`, `reward_mean`, `counts`). Said again under
@@ -213,16 +234,16 @@ class Client:
             chunk, last = following, last and bool(following)
         return answers
 
-    def run(self, run: str) -> dict[str, Json]:
+    def run(self, run: str) -> RunSnapshot:
         """State and counters of a run. Raises NotFoundError."""
-        return dict(self._http.request("GET", "v1", "runs", run))
+        return RunSnapshot(self._http.request("GET", "v1", "runs", run))
 
-    def pause(self, run: str) -> dict[str, Json]:
+    def pause(self, run: str) -> RunSnapshot:
         """Start no more groups of a run until `resume`; those that are started end."""
-        return dict(self._http.request("POST", "v1", "runs", run, "pause", body={}))
+        return RunSnapshot(self._http.request("POST", "v1", "runs", run, "pause", body={}))
 
-    def resume(self, run: str) -> dict[str, Json]:
-        return dict(self._http.request("POST", "v1", "runs", run, "resume", body={}))
+    def resume(self, run: str) -> RunSnapshot:
+        return RunSnapshot(self._http.request("POST", "v1", "runs", run, "resume", body={}))
 
     def cancel(self, run: str, group: int | None = None) -> dict[str, Json]:
         """Cancel what is open in a run, or in one group of it; what is stored stays."""
