@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from pathlib import Path
 import pytest
 
 import prorl
+from tests.user_package import installed
 from tests.waiting import wait_until
 
 README = Path(__file__).parents[2] / "README.md"
@@ -120,6 +122,27 @@ def test_an_env_of_your_own(tmp_path: Path, sandbox_kind: str) -> None:
     assert "2 tasks: oracle 1, no-op 0, twice the same" in output
     output = prorl("run", "--tasks", "capitals/tasks.jsonl", "--set", "service.workers=0")
     assert "rewarded 2 of 2 valid" in output
+
+
+@pytest.mark.slow
+def test_each_new_part_works_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox_kind: str
+) -> None:
+    def prorl(*argv: str) -> str:
+        return _output(tmp_path, "prorl.cli", *argv)
+
+    run = ("run", "--tasks", "arith:train?n=8", "--policy", "flaky", "--set", "service.workers=0")
+    assert "my_agent/my_agent.py:MyAgent" in prorl("new", "agent", "my_agent")
+    assert "1 passed" in _output(tmp_path, "pytest", "-q", "my_agent")
+    assert " 8 groups" in prorl(*run, "--agent", "my_agent/my_agent.py:MyAgent")
+    assert "my_filter/my_filter.sql" in prorl("new", "filter", "my_filter")
+    assert re.search(r"\((spread|too_even)\)", prorl(*run, "--filter", "my_filter/my_filter.sql"))
+    prorl("new", "tool", "letters")
+    project = tomllib.loads((tmp_path / "letters/pyproject.toml").read_text())["project"]
+    with installed(tmp_path / "letters", "letters", {}, project["entry-points"], monkeypatch):
+        assert "2 passed" in _output(tmp_path, "pytest", "-q", "letters")
+        said = prorl("check", "letters/tasks.jsonl", "--sandbox", sandbox_kind)
+        assert "1 tasks: oracle 1, no-op 0, twice the same" in said
 
 
 def _output(folder: Path, *argv: str) -> str:

@@ -1,10 +1,12 @@
-"""`prorl new env NAME`: an env that works, with test and tasks, to be changed into yours."""
+"""`prorl new KIND NAME`: a part that works, with test and tasks, to be changed into yours."""
 
 from __future__ import annotations
 
 import keyword
 import re
 import sys
+from collections.abc import Iterator
+from importlib.abc import Traversable
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -12,21 +14,43 @@ from typing import Literal
 from prorl.cli.output import say
 from prorl.errors import ConflictError, UserError
 
-FILES = {
-    "env.py.in": "{name}.py",
-    "test_env.py.in": "test_{name}.py",
-    "tasks.jsonl.in": "tasks.jsonl",
+NEXT = {
+    "env": {
+        "its test": "python -m pytest FOLDER",
+        "its tasks": "prorl check FOLDER/tasks.jsonl",
+        "its rollouts": "prorl run --tasks FOLDER/tasks.jsonl --policy oracle",
+    },
+    "agent": {
+        "its test": "python -m pytest FOLDER",
+        "its rollouts": "prorl run --tasks 'arith:train?n=8' --agent FOLDER/NAME.py:CLASS",
+    },
+    "tool": {
+        "make it known": "pip install -e FOLDER",
+        "its tests": "python -m pytest FOLDER",
+        "its tasks": "prorl check FOLDER/tasks.jsonl",
+    },
+    "filter": {
+        "what it keeps": (
+            "prorl run --tasks 'arith:train?n=8' --policy flaky --filter FOLDER/NAME.sql"
+        ),
+    },
 }
+"""What one does with a new part of each kind."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
-def new(kind: Literal["env"], name: str, /, *, into: Path = Path()) -> int:
-    """Start a part of your own: a folder with what works already, to be changed into yours.
+def new(
+    kind: Literal["env", "agent", "tool", "filter"], name: str, /, *, into: Path = Path()
+) -> int:
+    """Start a part of your own: a folder with a small example that works, to be changed into yours.
+
+    Example: prorl new env parcels
 
     Parameters
     ----------
     kind
-        What: `env`, with its test and two tasks.
+        `env` (questions and rewards), `agent` (who drives the policy), `tool` (what a policy calls
+        in its sandbox), `filter` (which groups are trained on); all but a filter with a test.
     name
         Its name; also the folder's.
     into
@@ -34,11 +58,14 @@ def new(kind: Literal["env"], name: str, /, *, into: Path = Path()) -> int:
     """
     _check(name)
     folder = into / name
-    _fill(folder, name)
-    say(f"{folder}: {', '.join(path.format(name=name) for path in FILES.values())}")
-    say(f"  python -m pytest {folder}             its test")
-    say(f"  prorl check {folder}/tasks.jsonl      oracle 1, no-op 0, twice the same")
-    say(f"  prorl run --tasks {folder}/tasks.jsonl --policy oracle")
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise ConflictError(f"{folder} exists", "a name that is free") from None
+    paths = sorted(_fill(files("prorl").joinpath("assets/new", kind), folder, name))
+    say(f"{folder}: {', '.join(str(path.relative_to(folder)) for path in paths)}")
+    for what, command in NEXT[kind].items():
+        say(f"  {what:<15} {filled(command.replace('FOLDER', str(folder)), name)}")
     return 0
 
 
@@ -49,14 +76,16 @@ def _check(name: str) -> None:
         raise UserError(f"name {name!r}", "a name that Python has not taken", f"my_{name}")
 
 
-def _fill(folder: Path, name: str) -> None:
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise ConflictError(f"{folder} exists", "a name that is free") from None
-    for template, path in FILES.items():
-        text = files("prorl").joinpath("assets/new", template).read_text()
-        (folder / path.format(name=name)).write_text(filled(text, name))
+def _fill(templates: Traversable, folder: Path, name: str) -> Iterator[Path]:
+    """Write each template of a tree under its own name; yields the files."""
+    for template in templates.iterdir():
+        target = folder / template.name.replace("NAME", name).removesuffix(".in")
+        if template.is_dir():
+            target.mkdir()
+            yield from _fill(template, target, name)
+        else:
+            target.write_text(filled(template.read_text(), name))
+            yield target
 
 
 def filled(text: str, name: str) -> str:
