@@ -19,7 +19,7 @@ export OMP_NUM_THREADS ?= 1
 # Where it is set, each of the hundred processes that tests and demo start compiles every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup docs demo soak soak-long test test-slow test-tenth test-faults test-guards test-guards-all test-cluster test-backends test-kills test-as-user test-adapters test-ui test-vllm test-harbor test-installed rivals dist check format bench checkpoint clean
+.PHONY: help setup docs demo soak soak-long test test-slow test-tenth test-faults test-guards test-guards-all test-cluster test-backends test-kills test-as-user test-adapters test-ui test-trackers test-vllm test-harbor test-installed rivals dist check format bench checkpoint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -169,6 +169,17 @@ $(UI)/.installed: $(STAMP)
 test-ui: setup $(UI)/.installed ## the viewer's pages in Debian's Chromium (apt-get install chromium; npm for axe)
 	PYTHONPATH=$(CURDIR) PRORL_AXE=$(abspath $(UI))/node_modules/axe-core/axe.min.js $(UI)/bin/python -m pytest -q -p no:cacheprovider -rs -m ui tests/view
 
+# Experiment trackers and the OpenTelemetry SDK in an environment of their own, over this one's packages.
+TRACKERS ?= .venv-trackers
+$(TRACKERS)/.installed: $(STAMP)
+	$(PYTHON) -m venv $(TRACKERS)
+	echo "$(abspath $(VENV))/lib/$$($(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')/site-packages" > $$(echo $(TRACKERS)/lib/python*/site-packages)/borrowed.pth
+	$(TRACKERS)/bin/python -m pip install -qq wandb==0.31.0 tensorboard==2.21.0 opentelemetry-sdk==1.45.2 opentelemetry-exporter-otlp-proto-http==1.45.2
+	touch $@
+
+test-trackers: setup $(TRACKERS)/.installed ## W&B (offline), TensorBoard and OTLP by the real packages: their files have the same numbers
+	PYTHONPATH=$(CURDIR) $(TRACKERS)/bin/python -m pytest -q -p no:cacheprovider -rs -m 'slow or not slow' tests/storage/test_track.py tests/integration/test_tracking.py
+
 test-as-user: setup ## as root: the tests of sandboxes, tools and pipeline once more as an ordinary user (needs useradd)
 	bash configs/test-as-user.sh
 
@@ -201,4 +212,4 @@ checkpoint: setup ## train the toy policy that `make demo` starts from (SEED=0 O
 	$(BIN)/python -m configs.toy.train --seed $(or $(SEED),0) --out $(or $(OUT),prorl/assets/toy)
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) $(VLLM) $(ADAPTERS) $(UI) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	rm -rf $(VENV) $(VLLM) $(ADAPTERS) $(UI) $(TRACKERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

@@ -44,6 +44,10 @@ AT_ONCE = 500
 """Rollouts of one question; their turns and calls lie in memory."""
 
 
+FLUSH_SPANS = 1000
+"""Spans that are handed to the SDK at a time, of the 2,048 that its queue holds."""
+
+
 class Span(NamedTuple):
     name: str
     start_s: float
@@ -190,6 +194,7 @@ class Exporter:
         )
         self._provider.add_span_processor(export.BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("prorl")
+        self._num_unsent = 0
 
     def write(self, trace: Trace) -> None:
         self._ids.begin(trace.trace_id)
@@ -209,6 +214,10 @@ class Exporter:
             made.set_attribute("error.type", span.error[:200])
             made.set_status(self._api.StatusCode.ERROR, span.error[:200])
         made.end(end_time=int(span.end_s * NS))
+        self._num_unsent += 1
+        if self._num_unsent >= FLUSH_SPANS:  # else the SDK drops what its queue does not hold
+            self._provider.force_flush()
+            self._num_unsent = 0
 
     def close(self) -> None:
         """Everything was sent, or given up."""

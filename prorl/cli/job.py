@@ -23,6 +23,7 @@ from prorl.agents.programs import carried, program_of
 from prorl.cli.runs import first_free, latest_run
 from prorl.cli.settings import Job, check_model, job_settings, run_settings, service_settings
 from prorl.config import JOB_FILE, Limits, RunConfig, ServiceConfig
+from prorl.config.trackers import check_trackers
 from prorl.envs.users import check_settings_of, env_by_name, open_env
 from prorl.errors import ConfigError, ConflictError
 from prorl.filters import FILTERS, PASS_RATE, is_named
@@ -104,6 +105,7 @@ class JobPlan:
         run = _run_of(job)
         check_group_size(job.num_samples, run.filter)
         check_agent(run.agent)
+        check_trackers(run.track)
         if not (run.renderer.model or run.renderer.name):
             check_model(job.service, service, "add --set run.renderer.model=DIR")
         offer = Offer()

@@ -29,6 +29,7 @@ from prorl.cli.runs import root_option
 from prorl.cli.summary import present
 from prorl.config import JOB_FILE, ServiceConfig
 from prorl.deploy.running import client_of, first, service, signals
+from prorl.deploy.tracking import RunTrackers, run_trackers
 from prorl.linux.files import make_folder
 from prorl.sandbox.images.registry import default_root
 from prorl.types import Json
@@ -73,7 +74,9 @@ async def run_plan(
     async with signals() as stop:
         async with service(plan.service, stop) as running:
             await importing
-            finished = await first(stop, running, _follow(plan, running, quiet or json))
+            async with run_trackers(running, _silent if quiet or json else note) as trackers:
+                following = _follow(plan, running, trackers, quiet or json)
+                finished = await first(stop, running, following)
         if finished is None:
             again = f"prorl run --resume {plan.run.run_id}{root_option(plan.service.root)}"
             note(f"interrupted: what was done is kept in {plan.directory}; `{again}` continues")
@@ -101,7 +104,11 @@ async def ask_servers(config: ServiceConfig) -> None:
         await asyncio.gather(*(servers.check(url, ours=True) for url in urls))
 
 
-async def _follow(plan: JobPlan, running: Supervisor, quiet: bool) -> float:
+def _silent(line: str) -> None:
+    """Takes lines of progress that nobody wants."""
+
+
+async def _follow(plan: JobPlan, running: Supervisor, trackers: RunTrackers, quiet: bool) -> float:
     """Submit and wait for the end; returns the seconds that it took."""
     start = time.monotonic()
     client = client_of(running)
@@ -113,6 +120,7 @@ async def _follow(plan: JobPlan, running: Supervisor, quiet: bool) -> float:
             f"proving the chat template of {plan.run.renderer.model}: once, for as long as it takes"
         )
     await creating
+    trackers.follow(plan.run.run_id, plan.run.track)
     for line in () if quiet else plan.about:
         note(line)
     submitting = asyncio.ensure_future(_submit_when_built(client, plan, quiet))

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from prorl import env_settings, network_policy
 from prorl.config.renderer import RendererSpec
+from prorl.config.trackers import TrackerName
 from prorl.config.validation import explain
 from prorl.errors import ConfigError
 from prorl.filters import FILTERS, PASS_RATE
@@ -33,7 +34,7 @@ NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")
 RESERVED_NAMES = frozenset(
     {
         *("logs", "lock", "token", "signing.key"),
-        *("tls", "join", "placers", "trace", "journal", "poison"),
+        *("tls", "join", "placers", "trace", "tracked", "journal", "poison"),
         *("service.json", "control.lock", "control.db", "control.db-wal", "control.db-shm"),
     }
 )
@@ -716,6 +717,11 @@ class RunConfig(StrictModel):
         default=False,
         description="keep which experts of a mixture each token went through, as model servers with"
         " --enable-return-routed-experts say",
+    )
+    track: tuple[TrackerName, ...] = Field(
+        default=(),
+        description="trackers that get the run's curves (tensorboard, wandb) and its rollouts as"
+        " traces (otlp), each in a process beside the service; docs/viewer.md",
     )
 
     @field_validator("env", mode="before")

@@ -15,6 +15,7 @@ from prorl.agents.programs import program_of
 from prorl.agents.users import check as check_agent
 from prorl.backends.catalogue import is_server
 from prorl.config import MAX_CALL_TOKENS, RunConfig
+from prorl.config.trackers import check_trackers
 from prorl.env_settings import merge
 from prorl.envs.users import GetEnv, check_settings_of, env_by_name, open_env, users_code
 from prorl.errors import (
@@ -119,6 +120,7 @@ async def create(gateway: Gateway, config: RunConfig, *, new_servers: bool = Tru
     if not is_named(config.filter):
         await asyncio.to_thread(_check_filter, config.filter)
     if gateway.core.find_run(config.run_id) is None:
+        check_trackers(config.track)
         _check_names(gateway, config, new_servers)
         config = await _prepare(gateway, config)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -163,12 +164,14 @@ def records(data: bytes) -> Iterator[bytes]:
 
 @contextmanager
 def collector() -> Iterator[tuple[str, list[bytes]]]:
-    """An OTLP receiver: its address, and the bodies that it got."""
+    """An OTLP receiver whose first answer takes a second: its address, and the bodies it got."""
     bodies: list[bytes] = []
 
     class Receiver(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
+            if not bodies:
+                time.sleep(1)
             bodies.append(body)
             self.send_response(200)
             self.send_header("Content-Type", "application/x-protobuf")
@@ -199,7 +202,7 @@ def test_a_collector_gets_each_rollout_as_a_trace_over_otlp(
     )
 
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
-    make_run(tmp_path / "r", 100, 1)
+    make_run(tmp_path / "r", 600, 1)
     with collector() as (endpoint, bodies):
         command = ["track", str(tmp_path / "r"), "--to", "otlp", "--endpoint", endpoint]
         assert dispatch([*command, "--once"]) == 0
@@ -213,13 +216,13 @@ def test_a_collector_gets_each_rollout_as_a_trace_over_otlp(
         "select (select count(*) from turns) as turns, (select count(*) from tool_calls) as calls"
     ).to_pylist()
     kinds = Counter(span.name.split()[0] for span in spans)
-    each = dict.fromkeys(("invoke_agent", "INIT", "RUN", "EVAL"), 100)
+    each = dict.fromkeys(("invoke_agent", "INIT", "RUN", "EVAL"), 600)
     assert kinds == Counter(each | {"chat": counts["turns"], "execute_tool": counts["calls"]}), (
         "one root and three stages a rollout, a span for each model call and tool call"
     )
     by_id = {span.span_id: span for span in spans}
     assert len(by_id) == len(spans)
-    assert len({span.trace_id for span in spans}) == 100
+    assert len({span.trace_id for span in spans}) == 600
     for span in spans:
         assert span.start_time_unix_nano <= span.end_time_unix_nano
         if span.name.startswith("invoke_agent"):

@@ -19,6 +19,7 @@ from prorl.cli.settings import Job, check_model, job_settings, service_settings
 from prorl.config import ServiceConfig
 from prorl.config.layout import about
 from prorl.deploy.running import first, http_of, service, signals
+from prorl.deploy.tracking import RunTrackers, run_trackers
 from prorl.dropin import SERVERS
 from prorl.errors import UnavailableError, UserError
 from prorl.linux.files import disk_full
@@ -83,7 +84,8 @@ async def _serve(config: ServiceConfig, beside: Mapping[tuple[str, ...], int]) -
             await stack.enter_async_context(_beside(running.config, words, port))
         for line in _lines(running):
             say(line)
-        await first(stop, running, _watch(running))
+        trackers = await stack.enter_async_context(run_trackers(running, say))
+        await first(stop, running, _watch(running, trackers))
         say("stopping: finished rollouts are scored and stored; interrupt again to stop at once")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(running.drain(RUN_S), STOP_S)
@@ -147,9 +149,9 @@ async def _say_its_end(other: asyncio.subprocess.Process, name: str) -> None:
     say(f"{name} ended with exit status {await other.wait()}; the service goes on without it")
 
 
-async def _watch(running: Supervisor) -> None:
+async def _watch(running: Supervisor, trackers: RunTrackers) -> None:
     """Tell the supervisor of progress, so that a child which dies now and then is no crash loop;
-    tell people what rollouts wait for.
+    tell people what rollouts wait for; start the trackers of runs that have come.
     """
     http, trouble, reported = http_of(running), "", set[str]()
     while True:
@@ -159,6 +161,9 @@ async def _watch(running: Supervisor) -> None:
         with contextlib.suppress(UnavailableError):
             status = await asyncio.to_thread(http.request, "GET", "v1", "status")
             running.note_commits(int(status["commits"]))
+            for run in status["runs"]:
+                if run["state"] == "open":
+                    trackers.follow(run["run_id"], run["track"])
             blocked = set(_blocked(status, running.config.root))
             for line in sorted(blocked - reported):
                 say(line)

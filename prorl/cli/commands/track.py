@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from prorl.analysis.traces import Exporter, ReadPosition, traces
-from prorl.analysis.track import POLL_S, follow, open_tracker
+from prorl.analysis.tracking import is_open
+from prorl.analysis.tracking import track as send
 from prorl.cli.options import Flag, RunsRoot, StoredName
 from prorl.cli.output import say
 from prorl.cli.runs import run_directory
-from prorl.client import connect
-from prorl.errors import ProrlError, UserError
+from prorl.config.trackers import OTLP
+from prorl.errors import UserError
 from prorl.storage.read.catalog import StoredRun
-
-OTLP = "otlp"
 
 
 def track(
@@ -53,51 +50,14 @@ def track(
         Send what is stored now, and end.
     """
     where = run_directory(run, root)
-    names = list(dict.fromkeys(to))
-    if not names:
+    if not to:
         raise UserError("no tracker", "--to tensorboard, wandb, module:Class or otlp")
-    if endpoint and OTLP not in names:
+    if endpoint and OTLP not in to:
         raise UserError("--endpoint without --to otlp", "both")
-    stored = StoredRun(where)
+    run_id = StoredRun(where).run_id
 
     def ended() -> bool:
-        return once or not _is_open(root, stored.run_id)
+        return once or not is_open(root, run_id)
 
-    if OTLP in names:
-        if len(names) > 1:
-            raise UserError("otlp beside other trackers", "a process of its own for each")
-        return _trace(where, endpoint, ended)
-    trackers = [open_tracker(name, stored, folder) for name in names]
-    try:
-        sent = follow(where, trackers, ended)
-    finally:
-        for tracker in trackers:
-            tracker.close()
-    say(f"{sent:,} scalars of {stored.run_id} sent to {', '.join(names)}")
+    say(send(where, to, folder, endpoint, ended, time.sleep))
     return 0
-
-
-def _trace(where: str, endpoint: str, ended: Callable[[], bool]) -> int:
-    exporter, last, count = Exporter(endpoint), ReadPosition(), 0
-    try:
-        while True:
-            is_last = ended()
-            for trace in traces(StoredRun(where), last):
-                exporter.write(trace)
-                last, count = trace.place, count + 1
-            if is_last:
-                break
-            time.sleep(POLL_S)
-    finally:
-        exporter.close()
-    say(f"{count:,} rollouts sent as traces")
-    return 0
-
-
-def _is_open(root: str, run: str) -> bool:
-    """Whether a service works on the run and it has not ended."""
-    try:
-        with connect(root, retry_s=0.1) as client:
-            return bool(client.run(run)["state"] == "open")
-    except ProrlError:
-        return False

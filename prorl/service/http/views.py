@@ -67,6 +67,8 @@ class RunSummary(View):
     """Attempts that ended without a row since the service began, by "code on node"."""
     stalled: str = at("stalled")
     """What a run that does not move waits for, or why it was refused or has failed."""
+    track: tuple[str, ...] = at("config.track")
+    """Trackers that get its curves or traces."""
     idle: str = at("idle")
     """That an open run has no work left, and how to give it some."""
     reward_mean: float | None
