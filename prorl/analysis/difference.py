@@ -25,6 +25,14 @@ select task_id, count(*) as n, avg(reward) as mean, coalesce(var_samp(reward), 0
 from rollouts where valid and reward is not null group by task_id"""
 
 
+LAST_STEP = "select max(step) as step from metrics"
+METRICS = """
+select name, arg_max(value, step) as value from metrics where step <= {step}
+group by name order by name limit {limit}"""
+MAX_METRICS = 60
+"""Names of logged metrics that are compared, as many as the curves draw."""
+
+
 class TaskDifference(NamedTuple):
     task_id: str
     a: float
@@ -54,6 +62,24 @@ def difference(ask_a: Ask, ask_b: Ask) -> Difference:
     values = [row.difference for row in tasks]
     mean, low, high = mean_interval(values)
     return Difference(tasks, mean, low, high)
+
+
+class LoggedMetrics(NamedTuple):
+    """What the trainers of two runs logged up to the last step that both have."""
+
+    step: int
+    values: dict[str, list[float | None]]
+    """A metric's name -> its value in each run, None where it was not logged."""
+
+
+def logged_metrics(ask_a: Ask, ask_b: Ask) -> LoggedMetrics | None:
+    """Returns None where one of the two runs has no metrics."""
+    steps = [ask(LAST_STEP)[0]["step"] for ask in (ask_a, ask_b)]
+    if None in steps:
+        return None
+    sql = METRICS.format(step=min(steps), limit=MAX_METRICS)
+    a, b = ({row["name"]: row["value"] for row in ask(sql)} for ask in (ask_a, ask_b))
+    return LoggedMetrics(min(steps), {name: [a.get(name), b.get(name)] for name in {**a, **b}})
 
 
 def _task(a: Json, b: Json) -> TaskDifference:

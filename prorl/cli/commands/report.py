@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from prorl.analysis.analyses import ANALYSES
-from prorl.analysis.difference import difference
+from prorl.analysis.difference import difference, logged_metrics
 from prorl.analysis.opened import open_runs
 from prorl.analysis.provenance import provenance
 from prorl.cli.options import JsonObject, RunsRoot, StoredName
@@ -50,8 +51,9 @@ def report(
     Parameters
     ----------
     other
-        A second run: prints both runs' figures side by side, and the tasks whose mean reward
-        changed: flipped ones first, then the largest changes.
+        A second run: prints both runs' figures side by side, what their trainers had logged by the
+        last step that both have, and the tasks whose mean reward changed: flipped ones first, then
+        the largest changes.
     limit
         With OTHER: the number of tasks to print.
     out
@@ -94,9 +96,11 @@ def _compare(names: tuple[str, str], root: str, limit: int, *, json: bool) -> in
     makers = [_provenance(StoredRun(place)) for place in places]
     made = {what: [facts.get(what, "") for facts in makers] for what in {**makers[0], **makers[1]}}
     first_run, second_run = (open_runs(place) for place in places)
-    comparison = difference(
-        lambda sql: first_run.table(sql).to_pylist(), lambda sql: second_run.table(sql).to_pylist()
+    ask_first, ask_second = (
+        partial(lambda opened, sql: opened.table(sql).to_pylist(), opened)
+        for opened in (first_run, second_run)
     )
+    comparison, metrics = difference(ask_first, ask_second), logged_metrics(ask_first, ask_second)
     changed = [task for task in comparison.tasks if task.difference]
     interval = [comparison.mean, comparison.low, comparison.high]
     if json:
@@ -106,11 +110,15 @@ def _compare(names: tuple[str, str], root: str, limit: int, *, json: bool) -> in
                 "provenance": made,
                 "shared_tasks": len(comparison.tasks),
                 "difference": dict(zip(("mean", "low", "high"), interval, strict=True)),
+                "metrics": None if metrics is None else metrics._asdict(),
                 "changed_tasks": [task._asdict() for task in changed[:limit]],
             }
         )
         return 0
     table(("", *names), [(name, *pair) for name, pair in figures.items()])
+    if metrics is not None:
+        rows = [(name, *pair) for name, pair in metrics.values.items()]
+        table((f"trainer at step {metrics.step}", *names), rows)
     other = {what: pair for what, pair in made.items() if pair[0] != pair[1]}
     if other:
         table(("made by", *names), [(what, *pair) for what, pair in other.items()])
