@@ -24,7 +24,8 @@ _ENVS = "select distinct env from tasks order by env"
 def provenance(stored: StoredRun, ask: Callable[[str], list[dict[str, Json]]]) -> dict[str, str]:
     """Returns the run's provenance by what it is; what the run does not know is left out. `ask`:
     SQL of its tables. Tasks are those that the run was given, whatever file they came from; files
-    are those of `prorl run`, which are the task file and users' envs.
+    are those of `prorl run`, which are the task file and users' envs. A setting of the run is named
+    `run.KEY`, as on a command line.
     """
     manifest = stored.manifest
     renderer = manifest.get("renderer") or {}
@@ -37,8 +38,18 @@ def provenance(stored: StoredRun, ask: Callable[[str], list[dict[str, Json]]]) -
         "envs": ", ".join(row["env"] for row in ask(_ENVS)),
         **dict(_files(stored)),
         "prorl": f"{manifest.get('code_version') or ''} {_digest(manifest.get('code_sha256'))}",
+        **dict(_settings("run", {**dict(manifest.get("config") or {}), "run_id": None})),
     }
     return {what: text for what, text in facts.items() if text.strip()}
+
+
+def _settings(name: str, value: Json) -> Iterator[tuple[str, str]]:
+    """Yields each setting below a name; what is empty counts as not set."""
+    if isinstance(value, dict):
+        for key, below in value.items():
+            yield from _settings(f"{name}.{key}", below)
+    elif value not in (None, "", []):
+        yield name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _digest(value: Json) -> str:

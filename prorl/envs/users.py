@@ -232,7 +232,8 @@ class _Asking:
         again: bool = False,
     ) -> Any:
         """Returns what a hook gives, checked. Raises TaskError and RolloutError."""
-        what = self.task.env if hook in FIRST else f"{self.task.env}.{hook}"
+        name = self.task.env
+        what = name if hook in FIRST else f"{name.rpartition('/')[2]}.{hook}"
         try:
             reply = await (await pool(self.program)).ask(
                 (hook, self.task, arguments, sandbox.ref if sandbox is not None else None),

@@ -52,7 +52,8 @@ def prepare(channel: HelperChannel, name: str, *tools: str) -> Answer:
             cause = error.__cause__
             foreign = cause is not None and not isinstance(cause, ProrlError)
             if foreign and (place := place_of(error, lambda file: file.startswith(mine))):
-                text = placed(f"{name}.{hook}: {error.message}", place)
+                where = f"{name.rpartition('/')[2]}.{hook}"  # the place has the whole path
+                text = placed(f"{where}: {error.message}", place)
                 if hook == "score":
                     trace = trace_of(cause or error)
                     raise GraderError(FailureCode.GRADER_ERROR, text, trace) from None

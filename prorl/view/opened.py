@@ -208,7 +208,12 @@ class Opened:
                 "spark": [row["reward"] for row in spark],
                 "columns": [{"name": f.name, "type": str(f.type)} for f in NARROW],
                 "figures": [
-                    {"name": name, "title": analysis.title, "part": analysis.part}
+                    {
+                        "name": name,
+                        "title": analysis.title,
+                        "part": analysis.part,
+                        "picture": analysis.picture,
+                    }
                     for name, analysis in ANALYSES.items()
                 ],
                 "damaged": dict(self.damaged),

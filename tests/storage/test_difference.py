@@ -32,3 +32,18 @@ def test_two_trainers_are_compared_at_the_last_step_that_both_have(
     assert metrics("a", "none") is None
     assert dispatch(["report", "a", "b", "--root", str(tmp_path)]) == 0
     assert "trainer at step 3\ta\tb\n" in capsys.readouterr().out
+
+
+def test_settings_that_differ_are_named_as_on_a_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, temperature in (("a", 1.0), ("b", 0.7)):
+        make_run(tmp_path / name, 8, 1)
+        manifest = tmp_path / name / "manifest.json"
+        config = {"run_id": name, "filter": "dapo", "sampling": {"temperature": temperature}}
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "config": config}))
+    assert dispatch(["report", "a", "b", "--root", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("run.")] == [
+        "run.sampling.temperature\t1.0\t0.7"
+    ]

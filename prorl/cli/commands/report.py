@@ -123,7 +123,8 @@ def _compare(names: tuple[str, str], root: str, limit: int, *, json: bool) -> in
     if other:
         table(("made by", *names), [(what, *pair) for what, pair in other.items()])
     else:
-        say(f"both made by the same: {', '.join(made)}")
+        names_of = [what for what in made if not what.startswith("run.")]
+        say(f"both made by the same: {', '.join(names_of)}, and the run's settings")
     say(f"{len(comparison.tasks):,} tasks in both, {len(changed):,} with another mean reward")
     if comparison.tasks:
         mean, low, high = interval

@@ -62,7 +62,13 @@ export async function runsPage({ signal }) {
       h("thead", {}, h("tr", {}, h("th", {}, ""), titles.map((t, i) =>
         h("th", { class: i > 2 ? "n" : "" }, t)))), body)));
   fillRuns(rows, signal);
-  if (compared.length > 1) comparison(place, compared, signal);
+  const compareNow = () => comparison(place, compared, signal).catch((error) => {
+    if (!signal.aborted) place.replaceChildren(trouble(error, compareNow));
+  });
+  if (compared.length > 1) {
+    place.replaceChildren(h("p", { class: "quiet" }, "…"));
+    compareNow();
+  }
   return { element };
 }
 
@@ -108,7 +114,9 @@ async function comparison(place, runs, signal) {
     card("Side by side", h("table", { class: "list beside" },
       h("thead", {}, h("tr", {}, h("th", {}, ""), runs.map((r) => h("th", {}, r)))),
       h("tbody", {}, figures.map(([name, show]) => row(name, found.map((run) => show(run.totals)))),
-        makers.map((what) => row(what, made.map((by) => by[what] || "–"))))), null, true),
+        makers.map((what) => [what, made.map((by) => by[what] || "–")])
+          .filter(([what, values]) => !what.startsWith("run.") || new Set(values).size > 1)
+          .map(([what, values]) => row(what, values)))), null, true),
     tasks), drawn);
   curves(drawn, runs, { signal, asked: {}, go: null });
   if (runs.length !== 2) {
@@ -196,12 +204,15 @@ export async function runPage({ run, signal }) {
 const RESTATED = new Set(["reward", "sources", "staleness"]);
 
 // A card for what is worth a chart; single values stand together above the cards of their part.
-async function fillFigures(run, names, grid, signal) {
+async function fillFigures(run, figures, grid, signal) {
+  const names = inOrder(figures);
   const cards = names.map(({ title }) => card(title, h("p", { class: "quiet plot" }, "…")));
   const singles = new Map(names.map(({ part }) => [part,
     h("div", { class: "tiles wide", hidden: true })]));
+  const heads = new Map([...singles.keys()].map((part) => [part,
+    h("h2", { class: "section wide" }, part)]));
   grid.append(...names.flatMap(({ part }, i) => part === names[i - 1]?.part ? [cards[i]]
-    : [h("h2", { class: "section wide" }, part), singles.get(part), cards[i]]));
+    : [heads.get(part), singles.get(part), cards[i]]));
   const empty = [];
   const fill = async ({ name, title, part }, i) => {
     const asked = await get(`${runPath(run)}/figures/${name}`, {}, signal)
@@ -224,8 +235,19 @@ async function fillFigures(run, names, grid, signal) {
     }
   };
   await Promise.all(names.map(fill));
-  if (empty.length) grid.append(h("p", { class: "quiet wide" }, "Nothing stored for: ",
-    empty.join(" · ")));
+  for (const [part, head] of heads) {
+    head.hidden = singles.get(part).hidden
+      && !names.some((each, i) => each.part === part && cards[i].isConnected);
+  }
+  if (empty.length) grid.append(h("details", { class: "more wide", open: empty.length < 8 },
+    h("summary", {}, `Nothing is stored for ${num(empty.length)} more`), empty.join(" · ")));
+}
+
+// Within a part tall pictures stand before short lists, so that no row of cards has holes.
+function inOrder(figures) {
+  const parts = [...new Set(figures.map(({ part }) => part))];
+  const rank = ({ part, picture }) => 2 * parts.indexOf(part) + (picture === "bars" ? 1 : 0);
+  return [...figures].sort((a, b) => rank(a) - rank(b));
 }
 
 const choice = (run, asked) => asked.where && ((x) => {
@@ -295,10 +317,10 @@ function grid(rows, run = "") {
 
 // ---- rollouts
 
-const WIDTHS = { rollout_id: 66, task_id: 120, failure_message: 130, rollout_key: 160, extra: 220,
-  committed_at: 140, reward: 68, status: 116, asked: 160, answered: 140, run_s: 92, num_turns: 60 };
+const WIDTHS = { rollout_id: 66, task_id: 150, failure_message: 150, rollout_key: 160, extra: 220,
+  committed_at: 140, reward: 68, status: 116, asked: 190, answered: 160, run_s: 92, num_turns: 60 };
 const USUAL = ["rollout_id", "reward", "status", "task_id", "asked", "answered", "failure_message",
-  "num_turns", "num_sampled", "run_s", "stop_reason", "num_tool_calls", "min_version"];
+  "num_turns", "num_sampled", "run_s", "num_tool_calls", "min_version", "stop_reason"];
 const SPOKEN = ["asked", "answered"];
 const TITLES = { run_s: "time in RUN", failure_code: "failure code", data_source: "source",
   failure_class: "failure class", failure_message: "error", status: "outcome",
