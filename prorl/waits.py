@@ -195,6 +195,13 @@ PROCESSES = (
         "it is killed without them",
         "`faulthandler` takes milliseconds.",
     ),
+    Wait(
+        "tracker.last",
+        30.0,
+        "the end of a run or a service: its trackers, which send their last points",
+        "they are killed; what they had not sent is lost to them",
+        "W&B sends over a network; who ends a service waits for it.",
+    ),
 )
 
 EDGES = (

@@ -15,14 +15,12 @@ from contextlib import asynccontextmanager, suppress
 
 from prorl.config.trackers import OTLP
 from prorl.supervisor.service import Supervisor
+from prorl.waits import wait_limit_s
 
 AGAIN_S = 60.0
 """Before one that failed is started again: who is away for a moment must not fill a log."""
 
-LAST_S = 30.0
-"""For the last points after a run or the service has ended: W&B sends them over a network. A
-tracker that takes longer is killed, and what it had not sent is lost to it.
-"""
+LAST_S = wait_limit_s("tracker.last")
 
 
 class RunTrackers:
