@@ -27,8 +27,8 @@ def test_two_trainers_are_compared_at_the_last_step_that_both_have(
         assert dispatch([*command, "--json"]) == 0
         return json.loads(capsys.readouterr().out)["metrics"]
 
-    values = {"a": [1.0, None], "b": [None, 1.0], "loss": [1 / 3, 1 / 3]}
-    assert metrics("a", "b") == {"step": 3, "values": values}
+    both: Json = {"a": [1.0, None], "b": [None, 1.0], "loss": [1 / 3, 1 / 3]}
+    assert metrics("a", "b") == {"step": 3, "values": both}
     assert metrics("a", "none") is None
     assert dispatch(["report", "a", "b", "--root", str(tmp_path)]) == 0
     assert "trainer at step 3\ta\tb\n" in capsys.readouterr().out
