@@ -19,10 +19,12 @@ from prorl.envs.answers.parse import parse
 from prorl.envs.grader import prepare
 from tests.envs.math_realistic import misjudged
 from tests.envs.math_verify_comparison import ours, written
+from tests.growth import Repeated, is_quadratic
 
 TABLES = ("math_table.jsonl", "math_more.jsonl", "math_third.jsonl")
 ACCURACY, FALSE_POSITIVES = 0.97, 0.003
-SLOWEST_CPU_S = 2.0
+SLOWEST_CPU_S = 30.0
+"""An answer that its rules do not bound takes hours; a helper has 2.5 s for it."""
 _OUTCOMES = {None: "unread", True: "false positive", False: "false negative"}
 
 
@@ -380,9 +382,7 @@ def test_hostile_answers_cost_little(text: str) -> None:
     ],
 )
 def test_long_texts_are_searched_in_linear_time(unit: str) -> None:
-    began = time.process_time()
-    final_answer(unit * ((64 << 10) // len(unit)))
-    assert time.process_time() - began < SLOWEST_CPU_S
+    assert not is_quadratic(final_answer, Repeated("", unit).of, 64 << 10)
 
 
 TOKENS = (
@@ -444,13 +444,11 @@ def test_endings_as_policies_write_them(row: dict[str, Any]) -> None:
         assert verdict is (text in row["right"]), text
 
 
-def _cost_s(text: str) -> float:
-    """Processor time of judging a text's end and of finding the answer in one 30 times as long."""
-    began = time.process_time()
+def _read(text: str) -> None:
+    """Judges a text's end, and finds the answer in a text 30 times as long."""
     for reference in ("5", "(1,2)"):
         judge(reference, text[:1000], "How many apples does he have left?")
     final_answer(text * 30)
-    return time.process_time() - began
 
 
 @pytest.mark.parametrize(
@@ -467,11 +465,5 @@ def test_every_pattern_is_linear(prefix: str) -> None:
     """`prefix + token * k + suffix` costs about twice as much at 2k, whatever the token."""
     for token in TOKENS:
         for suffix in ("", "about", "≈", "$"):
-            k = 480 // len(token)
-            texts = [prefix + token * times + suffix for times in (k, 2 * k)]
-            for _ in range(3):  # the machine may have been busy
-                once, twice = map(_cost_s, texts)
-                if twice < 0.03 + 3 * once:
-                    break
-            else:
-                pytest.fail(f"{prefix!r} {token!r} {suffix!r}: {once:.3f} s, then {twice:.3f} s")
+            text = Repeated(prefix, token, suffix)
+            assert not is_quadratic(_read, text.of, 480), text
