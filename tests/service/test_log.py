@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from prorl.errors import ConflictError, SchemaError, StorageError
-from prorl.service.log.log import ControlLog
+from prorl.service.log.log import ControlLog, forget_run
 from prorl.service.log.log_schema import INSERT_VERSION, LOG_VERSION
 
 
@@ -43,3 +44,26 @@ def test_another_version_and_another_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other.db").write_bytes(b"no database at all, but long enough to be looked at" * 9)
     with pytest.raises(StorageError):
         ControlLog(tmp_path / "other.db")
+
+
+@pytest.mark.parametrize("when", ["dropped", "deleted before a start"])
+def test_pages_of_deleted_runs_go_back_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """A service's own deletion leaves them free for runs to come, until the next start."""
+    monkeypatch.setattr("prorl.service.log.log.SHRINK_PAGES", 50)
+    path = tmp_path / "control.db"
+    log = ControlLog(path)
+    for run, count in (("kept", 10), ("r", 10_000)):
+        log.write_now([(INSERT_VERSION, [(run, i, "x" * 100, 0.0) for i in range(count)])])
+    log.close()
+    if when == "dropped":
+        forget_run(path, "r")
+    else:
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("DELETE FROM versions WHERE run_id = 'r'")
+        assert path.stat().st_size > 1 << 20
+    again = ControlLog(path)
+    assert again.read("SELECT count(*) FROM versions") == [(10,)]
+    again.close()
+    assert path.stat().st_size < 1 << 18

@@ -18,7 +18,7 @@ import sqlite3
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ Write = tuple[str, Sequence[Sequence[Any]]]
 
 CHECKPOINT_PAGES = 4000
 """The WAL is copied into the database when it has that many 4 KiB pages."""
+SHRINK_PAGES = 4000
+"""Fewer free pages are not worth a copy of the file: 16 MB are some ten thousand rollouts."""
 
 
 _REFUSED = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN})
@@ -49,6 +51,7 @@ class ControlLog:
         try:
             self._writer = connect(path)
             _prepare(self._writer, path)
+            _shrink(self._writer)
             self._reader = connect(path)
             self._reader.execute("PRAGMA query_only=ON")
         except sqlite3.Error as error:
@@ -131,10 +134,22 @@ def forget_run(path: Path, run_id: str) -> None:
             for table in ("groups", "rollouts", *RUN_TABLES):
                 connection.execute(f"DELETE FROM {table} WHERE run_id = ?", (run_id,))
             connection.execute("COMMIT")
+            _shrink(connection)
     except sqlite3.Error as error:
         raise StorageError(f"control log {path}: {error}") from error
     finally:
         os.close(lock)
+
+
+def _shrink(connection: sqlite3.Connection) -> None:
+    """Gives the pages of deleted runs back to the disk, where they are most of the file. While a
+    service works, later runs use them again: the file stays as large as it was at most.
+    """
+    ((free,),) = connection.execute("PRAGMA freelist_count")
+    ((total,),) = connection.execute("PRAGMA page_count")
+    if free >= SHRINK_PAGES and 2 * free > total:
+        with suppress(sqlite3.OperationalError):  # a copy of the rest finds no room on the disk
+            connection.execute("VACUUM")
 
 
 def connect(path: Path) -> sqlite3.Connection:
