@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sqlite3
 from pathlib import Path
@@ -16,7 +17,7 @@ from prorl.service import gateway
 from prorl.storage.files.runs import list_runs
 from prorl.storage.keep.compact import collect, compact, leftovers
 from prorl.storage.keep.retention import TRASH, drop_run, drop_trash, why_kept
-from tests.service.running_gateway import group, running_gateway
+from tests.service.running_gateway import TOKEN, group, running_gateway
 from tests.storage.compactable_run import content, expected_files, files, run_of_many_parts
 from tests.storage.run_directories import add_rows
 from tests.storage.scored_rows import scored
@@ -175,3 +176,23 @@ async def test_a_starting_store_removes_the_files_of_a_dead_compaction(tmp_path:
         while await asyncio.to_thread(leftovers, tmp_path / "root"):
             await asyncio.sleep(0.05)
     assert files(run) == expected_files(run)
+
+
+async def test_gc_leaves_a_run_to_the_service_that_works_on_its_root(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its log forgets the run as well, and a run that is open stays."""
+    async with running_gateway(tmp_path) as w, store(w), pipeline(w):
+        host, _, port = w.served.http.removeprefix("http://").rpartition(":")
+        address = {"host": host, "http_port": int(port), "token": TOKEN}
+        (w.config.root / "service.json").write_text(json.dumps(address))
+        for run_id in ("old", "open"):
+            await w.run(run_id)
+            await w.submit(group("t0", n=2), run_id=run_id, last=run_id == "old")
+        await w.until(lambda view: view["state"] == "finished" and not view["served"], "old")
+        drop = ["gc", "--drop", "--older-than-days", "0", "--root", str(w.config.root)]
+        assert await asyncio.to_thread(dispatch, drop) == 0
+        assert list_runs(w.config.root) == ["open"]
+        assert (await w.http("GET", "/v1/runs/old"))[0] == 404
+        await w.run("old", seed=7)
+    assert "run 'open' is open" in capsys.readouterr().err

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import errno
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from prorl.cli.options import Flag, JsonList, RunsRoot
+from prorl.cli.options import LOOK_S, Flag, JsonList, RunsRoot
 from prorl.cli.output import answer, note
 from prorl.cli.runs import run_directory
-from prorl.errors import ConflictError, NotFoundError, SchemaError, StorageError, UserError
+from prorl.errors import (
+    ConflictError,
+    NotFoundError,
+    SchemaError,
+    StorageError,
+    UnavailableError,
+    UserError,
+)
 from prorl.linux import at_work
 from prorl.service.log.log import forget_run
 from prorl.storage.files.layout import RunDir
@@ -81,15 +89,29 @@ def _dropped(directory: str) -> dict[str, Json]:
     if is_url(directory):
         raise UserError(f"--drop {directory}", "a run on a local disk")
     name = RunDir(directory).name
-    drop_run(Path(directory))
     at_work.forget(Path(directory).with_name("poison"), name)
-    if (log := Path(directory).with_name("control.db")).exists():
-        try:
-            forget_run(log, name)
-        except ConflictError:
-            again = f"DELETE /v1/runs/{name}/data"
-            note(f"run {name!r} keeps its name while the service runs; to free it: {again}")
+    if not _is_deleted_by_service(Path(directory)):
+        drop_run(Path(directory))
+        if (log := Path(directory).with_name("control.db")).exists():
+            with suppress(ConflictError):  # a service works on the root: its log lacks the run
+                forget_run(log, name)
     return {"run": name, "dropped": True, "files": []}
+
+
+def _is_deleted_by_service(directory: Path) -> bool:
+    """Returns whether a service works on the root and removed the run, from its log, too. Raises
+    ConflictError for a run that is needed.
+    """
+    from prorl.client.client import connect  # with Arrow's RPC, which other commands do without
+
+    if not (directory.parent / "service.json").exists():
+        return False
+    try:
+        with connect(directory.parent, retry_s=LOOK_S) as client:
+            client.delete(directory.name)
+    except (UnavailableError, NotFoundError):  # it was killed; or the run was copied here
+        return False
+    return True
 
 
 def _collected(directory: str, grace_s: float) -> dict[str, Json]:
