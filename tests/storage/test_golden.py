@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-import sqlite3
+import asyncio
+import json
 import uuid
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,25 +18,19 @@ from prorl.storage.files.layout import RunDir
 from prorl.storage.files.part_reader import read_part
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.verify import verify
+from tests.service.running_gateway import running_gateway
 from tests.storage.column_versions import YOUNGER, rewrite, with_younger
 from tests.storage.compactable_run import replayed
-from tests.storage.write_golden_root import ROOT
+from tests.storage.store_pipeline import client, store
+from tests.storage.write_golden_root import ROOT, restore
 
-SERVED = [
-    [0, ["aec80c34de0eb3dff4b21fbb2efa0899", "8bfe4e0e7d0b1ed1da9e06bc4d92283a"]],
-    [2, ["92d67f44313ff48d0745498c9cdde2be", "5c464142a0745cd5731e3e8977967ce7"]],
-]
-"""Groups in the order of a replay, by the hashes of their rows."""
+SERVED = json.loads((ROOT / "served.json").read_text())
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A copy of it. Folders without a file are not kept by git: made again here."""
-    shutil.copytree(ROOT / "r", tmp_path / "r")
-    (tmp_path / "r" / "partial").mkdir(exist_ok=True)
-    with closing(sqlite3.connect(tmp_path / "control.db")) as log:
-        log.executescript((ROOT / "control.sql").read_text())
-    return tmp_path
+    restore(tmp_path / "root")
+    return tmp_path / "root"
 
 
 @pytest.mark.parametrize("younger", [False, True], ids=["older", "younger"])
@@ -53,6 +46,10 @@ def test_its_run_is_whole_before_and_after_a_compaction(root: Path, younger: boo
         stored = StoredRun(run.root)
         rows = {name: stored.read(name).num_rows for name in ("tasks", "rollouts", "groups")}
         assert rows == {"tasks": 4, "rollouts": 8, "groups": 4}
+        (beside,) = stored.sql(
+            "select (select value from metrics) as loss, (select label from annotations) as label"
+        ).to_pylist()
+        assert beside == {"loss": 0.5, "label": "good"}
         assert [[group, rows] for group, rows in replayed(run)] == SERVED
         (answer,) = stored.sql(
             "select count(*) as n, count(logprob_sum) as sums, max(run_id) as run from rollouts"
@@ -89,3 +86,20 @@ def test_its_log_is_continued(root: Path) -> None:
     )
     assert (run.has_work, run.outbox.stored) == (True, run.outbox.end)
     log.close()
+
+
+async def test_a_service_goes_on_with_it(root: Path) -> None:
+    """Its groups go to a trainer, whose commit ends the run for good."""
+    async with running_gateway(root.parent) as w, store(w) as made:
+        assert (await w.view())["state"] == "finished"
+        with client(made.location) as trainer:
+
+            def train() -> list[int]:
+                groups: list[int] = []
+                for batch in trainer.stream("r", max_groups=1, wait_s=60.0):
+                    groups.append(int(batch.group_ids[0]))
+                    trainer.commit(batch.cursor)
+                return groups
+
+            assert await asyncio.to_thread(train) == [group for group, _ in SERVED]
+        await w.until(lambda view: not view["served"])
