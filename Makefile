@@ -13,13 +13,13 @@ VLLM_PYTHON := PRORL_VLLM_PYTHON=$(abspath $(VLLM))/bin/python
 TORCH ?= torch==2.13.0
 EXTRAS ?= serve,torch,render,math,jupyter,apptainer,s3,tls,dask
 PYTEST ?= $(BIN)/python -m pytest -q
-# Of the fast suite: two files of tests at a time take half as long, and more cores than that disturb its kills and waits.
-JOBS ?= 2
+# Files of the fast suite that are tried at a time. Half of its seconds are waits, so that three keep two cores busy.
+JOBS ?= 3
 export OMP_NUM_THREADS ?= 1
 # Where it is set, each of the hundred processes that tests and demo start compiles every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup docs demo soak soak-long test test-slow test-tenth test-faults test-guards test-guards-all test-cluster test-backends test-kills test-as-user test-adapters test-ui test-trackers test-vllm test-harbor test-installed rivals dist check format bench checkpoint clean
+.PHONY: help setup docs demo soak soak-long long-life test test-slow test-tenth test-faults test-guards test-guards-all test-cluster test-backends test-kills test-as-user test-adapters test-ui test-trackers test-vllm test-harbor test-installed rivals dist check format bench checkpoint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -38,8 +38,9 @@ $(STAMP): pyproject.toml configs/system.sh
 demo: setup $(if $(filter vllm,$(POLICY)),$(VLLM_STAMP)) $(if $(filter trl,$(TRAINER)),$(ADAPTERS)/.trl) ## a tiny policy learns to use tools, in about two minutes on two cores (POLICY=vllm: on a real vLLM, ten; or POLICY=http://HOST:PORT; TRAINER=trl: by TRL)
 	$(if $(filter vllm,$(POLICY)),$(VLLM_PYTHON) bash configs/vllm-demo.sh $(BIN)/prorl,$(if $(filter trl,$(TRAINER)),$(ADAPTERS)/bin/python -m prorl.cli demo --trainer trl,$(BIN)/prorl demo) $(if $(POLICY),--policy $(POLICY)))
 
-test: setup ## the fast suite, two files at a time (JOBS=0: one)
-	$(PYTEST) -n $(JOBS) --dist loadfile
+# In the order of folders: sorted by the number of their tests, the long files of few tests would come last, alone.
+test: setup ## the fast suite, three files at a time (JOBS=0: one)
+	$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-slow: setup ## tests of more than ten seconds
 	$(PYTEST) -m 'slow and not gpu and not vllm'
@@ -64,10 +65,13 @@ test-tenth: setup ## a random tenth of the slow and fault suites, as long as CI 
 	  $(PYTEST) -m '(slow or faults) and not gpu and not vllm' --timeout 600
 
 soak: setup ## five minutes under sixty faults of every kind; PRORL_SOAK_SEED, _FAULTS, _ROLLOUTS, _S and _KEEP
-	$(PYTEST) -m soak -s tests/soak
+	$(PYTEST) -m soak -s tests/soak/test_soak.py
 
 soak-long: setup ## the same at length: 10,000 rollouts, a thousand faults, about 80 minutes
-	PRORL_SOAK_FAULTS=1000 PRORL_SOAK_ROLLOUTS=10000 PRORL_SOAK_S=4800 $(PYTEST) -m soak -s tests/soak
+	PRORL_SOAK_FAULTS=1000 PRORL_SOAK_ROLLOUTS=10000 PRORL_SOAK_S=4800 $(PYTEST) -m soak -s tests/soak/test_soak.py
+
+long-life: setup ## what a service uses over hundreds of runs must not grow, 40 minutes (PRORL_LONG_S)
+	$(PYTEST) -m soak -s tests/soak/test_long_life.py
 
 test-kills: setup ## storms at full length: 100 kills of each process for pyns, 20 for the other sandboxes, 100 of RUN among turns (25 minutes)
 	PRORL_KILLS=100 PRORL_TRAINER_STEPS=50 $(PYTEST) -m faults -s tests/faults/test_storms.py tests/integration/test_resume.py tests/faults/test_trainer_kills.py

@@ -20,33 +20,68 @@ from prorl.cli.app import build
 CONFIGS = Path(__file__).parents[1] / "configs"
 
 
-def test_the_unit_starts_a_command_line_that_exists() -> None:
-    line = re.search(r"^ExecStart=(.*)$", (CONFIGS / "prorl.service").read_text(), re.M)
+@pytest.mark.parametrize(
+    ("unit", "name", "arguments"),
+    [
+        ("prorl.service", "serve", {"root", "config"}),
+        ("prorl-gc.service", "gc", {"root", "drop", "older_than_days"}),
+    ],
+)
+def test_a_unit_starts_a_command_line_that_exists(
+    unit: str, name: str, arguments: set[str]
+) -> None:
+    line = re.search(r"^ExecStart=(.*)$", (CONFIGS / unit).read_text(), re.M)
     assert line
     command, bound, ignored = build().parse_args(
         shlex.split(line[1])[1:], exit_on_error=False, print_error=False
     )[:3]
-    assert command.__name__ == "serve"
-    assert set(bound.arguments) >= {"root", "config"}
+    assert command.__name__ == name
+    assert set(bound.arguments) >= arguments
     assert not ignored
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    text = (CONFIGS / "prorl.service").read_text()
-    unit = tmp_path / "prorl.service"
-    unit.write_text(
-        text.replace("/opt/prorl/bin/prorl", sys.executable).replace("=prorl\n", "=root\n")
-    )
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    units = [*CONFIGS.glob("prorl*.service"), *CONFIGS.glob("prorl*.timer")]
+    assert len(units) == 3
+    for unit in units:
+        text = unit.read_text().replace("/opt/prorl/bin/prorl", sys.executable)
+        (tmp_path / unit.name).write_text(text.replace("=prorl\n", "=root\n"))
     done = subprocess.run(
-        ["systemd-analyze", "verify", str(unit)],
+        ["systemd-analyze", "verify", *(tmp_path / unit.name for unit in units)],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert not [line for line in done.stderr.splitlines() if "prorl.service" in line], done.stderr
+    assert not [line for line in done.stderr.splitlines() if "prorl" in line], done.stderr
     assert done.returncode == 0, done.stderr
+
+
+LOGROTATE = shutil.which("logrotate", path="/usr/sbin:/usr/bin")
+
+
+@pytest.mark.skipif(LOGROTATE is None, reason="no logrotate here")
+def test_logrotate_cuts_the_log_of_a_process_that_writes_on(tmp_path: Path) -> None:
+    """The process has its file open as a supervisor opens it, to append."""
+    (tmp_path / "logs").mkdir(mode=0o700)
+    log = tmp_path / "logs" / "service.log"
+    lines = (CONFIGS / "logrotate.conf").read_text().replace("/srv/prorl/runs", str(tmp_path))
+    lines = re.sub(r"(?m)^    su .*\n", "", lines).replace("size 100M", "size 1k")
+    (tmp_path / "conf").write_text(lines)
+    (tmp_path / "conf").chmod(0o644)
+    assert LOGROTATE
+    with log.open("ab", buffering=0) as file:
+        for number in range(1, 4):
+            file.write(b"%d" % number * 2000)
+            words = [LOGROTATE, "--state", str(tmp_path / "state"), str(tmp_path / "conf")]
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stderr) == (0, "")
+        file.write(b"last\n")
+    assert log.read_bytes() == b"last\n"
+    assert (tmp_path / "logs" / "service.log.1").read_bytes() == b"3" * 2000
+    rotated = sorted(path.name for path in log.parent.iterdir())
+    assert rotated == [f"service.log{end}" for end in ("", ".1", ".2.gz", ".3.gz")]
 
 
 def instructions() -> list[tuple[str, str]]:
