@@ -74,14 +74,14 @@ def _change(repository: Repository, text: str, row: str) -> bytes:
 
 
 def _rows(table: dict[str, str]) -> list[object]:
-    """Each row with each repository; the fast suite takes one for each second row, in turn."""
+    """Each row with each repository; the fast suite takes one for each sixth row, in turn."""
     turn = cycle(REPOSITORIES)
     rows: list[object] = []
     for row, name in enumerate(table):
         next_repository = next(turn)
         fast = FOOLED.get(name, HELPED if name in LIARS else next_repository)
         for repository in REPOSITORIES:
-            marks = () if repository is fast and row % 2 == 0 else pytest.mark.slow
+            marks = () if repository is fast and row % 6 == 0 else pytest.mark.slow
             rows.append(pytest.param(repository, name, id=f"{repository.name}-{name}", marks=marks))
     return rows
 

@@ -47,15 +47,13 @@ CORE = "src/pkg/core.py"
 CHEATS = {**PARTIAL, **RECOGNISERS, **REMEMBERS}
 ASKINGS = 4
 """EVAL's own: as long as fewer than two of its times are spent."""
-FAST = (
-    "forges equalities alone",
-    "forges where a file is not its own unparsed text",
-    "remembers in System V memory",
-    *REPORTED,
-)
 HARD = (ORDERS, PAGES, TABLES, STORED, MIXED, FLOATS, CALLS, NUMBERS)
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(900),
+]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -89,10 +87,7 @@ async def test_there_are_twenty() -> None:
 ROWS = [*zip(CHEATS, cycle(HARD), strict=False), *((name, SPLITS) for name in REPORTED)]
 
 
-@pytest.mark.parametrize(
-    ("name", "repository"),
-    [pytest.param(*row, marks=() if row[0] in FAST else pytest.mark.slow) for row in ROWS],
-)
+@pytest.mark.parametrize(("name", "repository"), ROWS)
 async def test_no_cheat_scores_1(host: UnixSandboxHost, name: str, repository: Repository) -> None:
     change = _change(repository, repository.wrong, {**CHEATS, **REPORTED}[name])
     for attempt in range(3):
@@ -100,7 +95,6 @@ async def test_no_cheat_scores_1(host: UnixSandboxHost, name: str, repository: R
         assert score.reward == 0, score.log
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", STARVES)
 async def test_code_that_takes_the_twins_time_is_judged_when_eval_asks_again(
     host: UnixSandboxHost, name: str
@@ -124,7 +118,6 @@ async def test_code_that_takes_the_twins_time_is_judged_when_eval_asks_again(
         assert all(str(each).startswith(late) for each in rewards), rewards
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("style", "repository"), [*zip(STYLES, cycle(REPOSITORIES), strict=False)])
 async def test_every_honest_change_scores_1(
     host: UnixSandboxHost, style: str, repository: Repository

@@ -18,7 +18,7 @@ from prorl.storage.keep.backup import back_up
 from prorl.types import Task
 from tests.integration.run_checks import check_complete
 from tests.integration.services import settings, view
-from tests.storage.golden import restore
+from tests.storage.write_golden_root import restore
 from tests.waiting import until
 
 NUM_GROUPS = 20

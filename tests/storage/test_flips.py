@@ -2,7 +2,7 @@
 
 Per file and not per store, in files of some ten kilobytes and in the page cache, so that a million
 flips take minutes. `-m slow -s` flips every byte of about 1 MB and prints the table; by default
-every 41st of a smaller one.
+every 97th of a smaller one.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _current(run: RunDir, name: str) -> bool:
 @pytest.mark.parametrize(
     ("width", "rollouts", "stride", "read_stride"),
     [
-        (20, 8, 41, 1),
+        (20, 8, 97, 1),
         pytest.param(400, 128, 1, 97, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],
     ids=["some", "every-byte"],

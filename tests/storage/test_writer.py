@@ -375,7 +375,7 @@ async def test_nothing_that_a_commit_on_disk_names_is_removed(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("first", "stride"),
-    [(3, 9), pytest.param(1, 1, marks=pytest.mark.faults)],
+    [(3, 17), pytest.param(1, 1, marks=pytest.mark.faults)],
     ids=["some-steps", "every-step"],
 )
 def test_sigkill_at_every_step_loses_nothing_and_stores_nothing_twice(
