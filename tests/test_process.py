@@ -43,7 +43,7 @@ def _start(folder: Path, body: str, **config: Json) -> subprocess.Popen[bytes]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> tuple[int, str, list[dict[str, Json]]]:
-    out, log = process.communicate(timeout=30)
+    out, log = process.communicate(timeout=60)
     return process.returncode, out.decode(), [json.loads(line) for line in log.splitlines()]
 
 

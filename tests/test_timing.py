@@ -37,15 +37,11 @@ def test_without_it_a_stop_is_spent() -> None:
 def test_an_idle_loop_is_not_stopped() -> None:
     """Else its timers would never come."""
 
-    async def slept() -> float:
-        began = time.monotonic()
-        await asyncio.sleep(LATE_S + 1)
-        return time.monotonic() - began
-
-    assert run(slept()) < LATE_S + 2
+    run(asyncio.sleep(LATE_S + 1))
 
 
 def test_where_no_loop_runs_it_is_the_machines_clock() -> None:
-    assert abs(now() - time.monotonic()) < 0.1
+    before = time.monotonic()
+    assert before <= now() <= time.monotonic()
     with asyncio.Runner(loop_factory=ActiveLoop) as runner:
         assert isinstance(runner.get_loop(), ActiveLoop)

@@ -148,17 +148,17 @@ def attempt(task: Task, *replies: Reply, run_s: float = 60.0, turns: int = 2) ->
 
 
 @pytest.mark.parametrize(
-    ("script", "code"),
+    ("script", "run_s", "code"),
     [
-        ("import time; time.sleep(999)", "eval_failed"),  # it hangs: nobody's
-        ("ask('x'); ask('y'); ask('z')", "max_turns"),  # the policy's budget: the policy's
+        ("import time; time.sleep(999)", 2.0, "eval_failed"),  # it hangs: nobody's
+        ("ask('x'); ask('y'); ask('z')", 60.0, "max_turns"),  # the policy's budget: the policy's
     ],
 )
 async def test_an_exhausted_time_or_turn_budget_decides_the_failure_code(
-    script: str, code: str
+    script: str, run_s: float, code: str
 ) -> None:
     before = set(descendants(os.getpid()))
-    trajectory = await get_agent("guest").run(attempt(guest(script), "a", "b", "c", run_s=4.0))
+    trajectory = await get_agent("guest").run(attempt(guest(script), "a", "b", "c", run_s=run_s))
     assert trajectory.failure.code == code, trajectory.failure.message
     if trajectory.failure.failure_class.trains:
         made = await get_env("guest").score(guest(""), trajectory.artifact, None, Deadline(9))

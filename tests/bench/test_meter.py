@@ -36,8 +36,8 @@ def _used_s(meter: CpuMeter) -> float:
 
 def test_cpu_of_a_child_is_counted_with_a_group_of_its_own_and_without() -> None:
     with cpu_meter() as meter:
-        assert 0.25 < _used_s(meter) < 2.0
-    assert 0.25 < _used_s(CpuMeter(None)) < 2.0
+        assert 0.25 < _used_s(meter) < 30.0
+    assert 0.25 < _used_s(CpuMeter(None)) < 30.0
 
 
 def test_the_process_group_has_exited_afterwards() -> None:

@@ -87,7 +87,7 @@ async def test_a_rollout_is_cancelled_with_whoever_waits_for_it(name: str) -> No
     rollouts, (path, body) = Waiting(), REQUESTS[name]
     async with opened(name, rollouts) as (http, url):
         asking = asyncio.ensure_future(http.post(url + path, json=body))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await rollouts.began.wait()
             asking.cancel()
             await rollouts.cancelled.wait()

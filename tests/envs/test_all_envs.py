@@ -94,7 +94,9 @@ async def test_a_grader_that_fails_is_no_score(name: str, broken: RewardFn, code
         await env.score(task, b"#### 24", None, Deadline(60))
 
 
-async def test_a_grader_that_hangs_ends_with_its_deadline() -> None:
+async def test_a_grader_that_hangs_ends_with_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prorl.rubric.HANG_S", 0.1)
+
     @reward("hangs")
     async def hangs(task: Task, artifact: bytes) -> float:
         await asyncio.Event().wait()

@@ -68,7 +68,7 @@ class Opened:
     async def working(self) -> Sandbox | None:
         try:
             if self.sandbox is not None:
-                await self.sandbox.exec(["true"], 5)
+                await self.sandbox.exec(["true"], 60)
         except SandboxError:
             return None
         return self.sandbox

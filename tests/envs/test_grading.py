@@ -22,6 +22,8 @@ from prorl.types import Score
 
 UNREADABLE = r"\int_0^1 x \, dx"
 """A reference that the rules leave to math-verify."""
+MOST_OWN_CPU_S = 10.0
+"""What the loop's own process may spend on one answer; rules without bounds took minutes."""
 SLOW_FOR_SYMPY = r"\prod_{k=1}^{99999999} k^{k^{k}}"
 
 
@@ -95,7 +97,7 @@ async def test_no_answer_chooses_an_infra_failure_or_holds_the_loop(answer: str)
     began = time.process_time()
     score = await MathEnv().score(task, answer.encode("utf-8", "replace"), None, Deadline(60))
     assert score.reward == 0
-    assert time.process_time() - began < 1.0
+    assert time.process_time() - began < MOST_OWN_CPU_S
 
 
 @pytest.mark.parametrize(

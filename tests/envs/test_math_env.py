@@ -101,7 +101,7 @@ async def test_invalid_calls_are_reported_and_not_run(tmp_path: Path) -> None:
         (ToolCall("python", {"code": "1", "x": 1}), "not 'x'"),
         (ToolCall("", {}, "not JSON"), "not JSON"),
     ]:
-        result = await ENV.call(_task("1"), sandbox, call, 5.0)
+        result = await ENV.call(_task("1"), sandbox, call, 60.0)
         assert result.exit_code == 2
         assert words in result.output
     assert sandbox.calls == []

@@ -179,7 +179,7 @@ async def test_an_excluded_tool_is_not_run() -> None:
     from prorl.types import ToolCall
 
     task = make_task("shop", prices={"egg": 3}, settings={"tools": "python"})
-    result = await env_by_name("shop").call(task, None, ToolCall("price", {"item": "egg"}), 5.0)
+    result = await env_by_name("shop").call(task, None, ToolCall("price", {"item": "egg"}), 60.0)
     assert result.exit_code == 2
     assert "3" not in result.output
 

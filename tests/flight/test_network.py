@@ -146,7 +146,7 @@ async def test_what_was_sent_before_close_arrives(net: Net) -> None:
     for n in range(1000):
         channel.send(batch(n))
     await channel.close()
-    await asyncio.wait_for(ended.wait(), 5)
+    await asyncio.wait_for(ended.wait(), 60)
     assert got == list(range(1000))
 
 

@@ -62,7 +62,7 @@ async def test_what_a_thread_puts_is_received_in_order() -> None:
     thread = threading.Thread(target=put)
     thread.start()
     numbers = []
-    while (got := await asyncio.wait_for(inbox.receive(), 5)) is not None:
+    while (got := await asyncio.wait_for(inbox.receive(), 60)) is not None:
         numbers.append(got.column("n")[0].as_py())
     thread.join()
     assert numbers == list(range(5000))

@@ -157,8 +157,8 @@ async def test_over_its_time_by_the_clock_it_is_killed_where_it_was(role: Helper
     pid = await _ask(role, "pid")
     began = time.monotonic()
     with pytest.raises(Late, match=r"longer than 0.5 s .*role_of_tests.py:\d+ in answer"):
-        await _ask(role, "sleep", 60, wall_s=0.5)
-    assert time.monotonic() - began < 10
+        await _ask(role, "sleep", 600, wall_s=0.5)
+    assert time.monotonic() - began < 60
     await until(lambda: _has_exited(pid))
     assert await _ask(role, "echo", 1) == 1
 

@@ -101,6 +101,6 @@ def test_the_second_ctrl_c_leaves_at_once_and_nothing_behind(
         process.send_signal(signal.SIGINT)
         time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=60)
         assert process.returncode == 130, stderr
     check_no_leftovers(root, before, killed=True)

@@ -165,7 +165,7 @@ async def test_new_credentials_are_presented_while_streams_continue(
             authority.credentials("service", days=300).write(path)
             after = await asyncio.to_thread(serial, port)
             assert after != before
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while True:
                     try:
                         if await asyncio.to_thread(serial, flight_port) == after:
@@ -175,7 +175,7 @@ async def test_new_credentials_are_presented_while_streams_continue(
                     await asyncio.sleep(0.1)
         batch = pa.record_batch({"x": pa.array([7], pa.int64())}, schema=EMPTY)
         stream.send(batch)
-        assert (await asyncio.wait_for(stream.receive(), 10)) == batch, "the old one goes on"
+        assert (await asyncio.wait_for(stream.receive(), 60)) == batch, "the old one goes on"
         again = await dialler.dial(location, "control", {"worker": "n1/run-0"}, EMPTY, EMPTY)
         again.send(batch)
-        assert (await asyncio.wait_for(again.receive(), 10)) == batch
+        assert (await asyncio.wait_for(again.receive(), 60)) == batch

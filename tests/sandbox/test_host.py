@@ -22,12 +22,12 @@ async def test_start_call_stop(sandboxd: Sandboxd) -> None:
     ref = await host.start("run/1/1", "run", SPEC)
     assert len(ref.socket_path) < 100
     async with host.connect(ref) as sandbox:
-        done = await sandbox.call("bash", {"command": "echo $((6*7)); exit 3"}, 5.0)
+        done = await sandbox.call("bash", {"command": "echo $((6*7)); exit 3"}, 60.0)
         assert done.exit_code == 3
         assert done.output.startswith("42\n")
-        assert (await sandbox.exec(["id", "-u"], 5.0)).output.strip() not in ("", "0")
-        assert (await sandbox.call("python", {"code": "x = 20\nx + 1"}, 5.0)).output == "21\n"
-        assert (await sandbox.call("python", {"code": "x * 2"}, 5.0)).output == "40\n"
+        assert (await sandbox.exec(["id", "-u"], 60.0)).output.strip() not in ("", "0")
+        assert (await sandbox.call("python", {"code": "x = 20\nx + 1"}, 60.0)).output == "21\n"
+        assert (await sandbox.call("python", {"code": "x * 2"}, 60.0)).output == "40\n"
     await host.stop(ref)
     await host.stop(ref)
     assert not os.path.exists(ref.socket_path)
@@ -42,7 +42,7 @@ async def test_a_request_that_sandboxd_cannot_carry_out_is_answered(sandboxd: Sa
         {"op": "reserve", "owner": "a", "purpose": "run", "spec": 3},
     ):
         with pytest.raises(SandboxError, match="sandboxd: ") as refused:
-            await sandboxd.host._ask(ask, 5.0)
+            await sandboxd.host._ask(ask, 60.0)
         assert refused.value.code is FailureCode.SANDBOX_START
 
 
@@ -62,7 +62,7 @@ async def test_files_cross_both_ways(sandboxd: Sandboxd) -> None:
         await sandbox.put("a/b/c.bin", content, 0o755)
         assert await sandbox.get("a/b/c.bin", 4 << 20) == content
         assert (
-            await sandbox.exec(["stat", "-c", "%a %s", "a/b/c.bin"], 5.0)
+            await sandbox.exec(["stat", "-c", "%a %s", "a/b/c.bin"], 60.0)
         ).output == f"755 {len(content)}\n"
         assert (await sandbox.exec(["sha256sum", "-"], 5.0, stdin=b"abc")).output.startswith(
             "ba7816bf"
@@ -108,10 +108,10 @@ async def test_bad_calls_are_results_that_the_policy_can_read(sandboxd: Sandboxd
             ("python", {}),
             ("files", {}),
         ):
-            done = await sandbox.call(tool, arguments, 5.0)
+            done = await sandbox.call(tool, arguments, 60.0)
             assert done.exit_code in (1, 2)
             assert done.output
-        assert (await sandbox.exec(["no-such-program"], 5.0)).exit_code == 127
+        assert (await sandbox.exec(["no-such-program"], 60.0)).exit_code == 127
 
 
 async def test_a_reservation_is_used_up_by_its_start(sandboxd: Sandboxd) -> None:

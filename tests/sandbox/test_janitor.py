@@ -136,7 +136,7 @@ async def test_a_start_that_fails_before_the_launch_leaves_nothing(folder: Path)
         live = await maker.make(SandboxSpec())
         assert live.ready
     finally:
-        await asyncio.wait_for(maker.close(), 20)
+        await asyncio.wait_for(maker.close(), 60)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root has uids to give")

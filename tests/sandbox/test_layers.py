@@ -226,7 +226,7 @@ async def test_a_layer_that_another_node_uses_is_used_at_once(tmp_path: Path) ->
     cache, other = (ImageCache(tmp_path / "images") for _ in range(2))
     try:
         folder = await cache.layer(recipe)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await other.layer(recipe) == folder
         job = await asyncio.to_thread(recipe.job)
         made = await asyncio.to_thread(make_layer, Registry(tmp_path / "images"), job)

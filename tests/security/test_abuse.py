@@ -56,7 +56,7 @@ async def test_private_files_of_the_host(box: Box) -> None:
 async def test_files_of_another_sandbox(box: Box) -> None:
     need_own_uid(box)
     async with box.neighbour() as neighbour:
-        where = (await neighbour.exec(["pwd"], 5.0)).output.strip()
+        where = (await neighbour.exec(["pwd"], 60.0)).output.strip()
         await neighbour.put("answer", b"42")
         assert (await box.sh(f"cat {where}/answer"))[0] != 0
         assert (await box.sh("cat /proc/[0-9]*/root/workspace/answer /proc/[0-9]*/cwd/answer"))[
@@ -196,7 +196,7 @@ async def test_processes_of_the_host(box: Box) -> None:
 async def test_kill_everything_hits_no_neighbour(box: Box) -> None:
     need_own_uid(box)
     async with box.neighbour() as neighbour:
-        await neighbour.call("bash", {"command": "x=1"}, 5.0)
+        await neighbour.call("bash", {"command": "x=1"}, 60.0)
         kill = box.sandbox.call("bash", {"command": "kill -9 -1; true"}, 10.0)
         if box.kind == "local":
             # the agent's uid is the tool server's uid there
@@ -208,7 +208,7 @@ async def test_kill_everything_hits_no_neighbour(box: Box) -> None:
             assert (
                 await box.sandbox.call("bash", {"command": "echo alive"}, 10.0)
             ).output == "alive\n"
-        assert (await neighbour.call("bash", {"command": "echo $x"}, 5.0)).output == "1\n"
+        assert (await neighbour.call("bash", {"command": "echo $x"}, 60.0)).output == "1\n"
 
 
 async def test_what_can_be_written_is_the_sandboxs_own(box: Box) -> None:

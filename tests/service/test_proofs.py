@@ -34,7 +34,7 @@ async def test_a_run_is_accepted_at_once_and_says_that_it_is_being_proved(tmp_pa
     async with running_gateway(tmp_path, load_code=True) as w:
         w.served.gateway.proofs.reply_s = 0.05
         body = {"run_id": "r", "agent": place}
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             status, answer = await w.http("POST", "/v1/runs", body)
         assert (status, answer["state"]) == (202, "proving")
         assert (await w.view())["state"] == "proving"

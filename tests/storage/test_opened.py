@@ -60,7 +60,7 @@ def test_a_time_limit_is_obeyed_inside_a_single_huge_value(root: Path) -> None:
     began = time.monotonic()
     with pytest.raises(UserError, match="SQL was stopped after 1 s"):
         runs.table(HUGE, timeout_s=1.0)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
     with pytest.raises(UserError, match="no_such"):
         runs.table("select * from no_such", timeout_s=30.0)
 

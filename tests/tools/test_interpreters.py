@@ -68,9 +68,9 @@ async def test_output_of_programs_is_printed_once(run: Interpreter) -> None:
 
 async def test_what_comes_after_the_end_of_a_cell_belongs_to_the_next(run: Interpreter) -> None:
     assert (
-        await run("import subprocess; _ = subprocess.Popen(['sh', '-c', 'sleep 0.3; echo late'])")
+        await run("import subprocess; p = subprocess.Popen(['sh', '-c', 'sleep 0.3; echo late'])")
     ).output == ""
-    assert (await run("import time; time.sleep(1)")).output == "late\n"
+    assert (await run("import time; _ = p.wait(); time.sleep(0.2)")).output == "late\n"
 
 
 async def test_an_exception_is_output_with_exit_code_1(run: Interpreter) -> None:

@@ -44,7 +44,7 @@ async def _process(
     )
     try:
         assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), 30)
+        line = await asyncio.wait_for(process.stdout.readline(), 60)
         yield process, json.loads(line.removeprefix(b"ready "))
     finally:
         if process.returncode is None:
@@ -66,7 +66,7 @@ async def test_a_process_serves_passes_the_probe_and_ends_on_sigterm() -> None:
         await backend.close()
         await stranger.close()
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 5) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
 
 
 async def test_a_process_exits_when_its_parent_has_exited() -> None:
@@ -80,7 +80,7 @@ async def test_a_process_exits_when_its_parent_has_exited() -> None:
         "1",
         stdout=asyncio.subprocess.PIPE,
     )
-    assert await asyncio.wait_for(process.wait(), 10) == 1
+    assert await asyncio.wait_for(process.wait(), 60) == 1
 
 
 @asynccontextmanager
