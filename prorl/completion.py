@@ -1,4 +1,4 @@
-"""What a valid `Completion` is: the one check that every model call passes.
+"""The definition of a valid `Completion`: the one check that every model call passes.
 
 Before its tokens count, whoever sampled them.
 

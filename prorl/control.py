@@ -205,12 +205,14 @@ class CallTotals(NamedTuple):
 
     @property
     def cached_share(self) -> float | None:
-        """Of all prompt tokens, those that were cached; None before the first."""
+        """Returns the share of all prompt tokens that were cached; None before the first."""
         return self.cached / self.prompt if self.prompt else None
 
     @property
     def reused_share(self) -> float | None:
-        """Of those that a cache can have, those that it had; None before the first."""
+        """Returns the share of the cacheable prompt tokens that were cached; None before the
+        first.
+        """
         return self.reused / self.reusable if self.reusable else None
 
     def plus(self, other: CallTotals) -> CallTotals:

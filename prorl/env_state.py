@@ -1,4 +1,4 @@
-"""What an env remembers of one rollout, and the bounds of its turns.
+"""The state that an env keeps of one rollout, and the bounds of its turns.
 
     def respond(self, task, messages, state, sandbox):
         state["tries"] = state.get("tries", 0) + 1
@@ -85,7 +85,7 @@ _CURRENT: ContextVar[EnvState | None] = ContextVar("env_state", default=None)
 
 @contextmanager
 def bound(state: EnvState) -> Iterator[None]:
-    """What runs meanwhile in this task belongs to the rollout of this state."""
+    """Binds a rollout's state to the code that runs in this task meanwhile."""
     token = _CURRENT.set(state)
     try:
         yield

@@ -1,4 +1,5 @@
-"""What a sandbox may reach: modes, host names, and addresses that stay closed in every mode.
+"""The network that a sandbox may reach: modes, host names, and addresses that stay closed in every
+mode.
 
 A task asks for a `NetworkPolicy` for each phase, the operator's configuration caps it (`capped`),
 and the node's proxy (`prorl/sandbox/node/proxy.py`) holds each connection against it. Names are
@@ -45,13 +46,15 @@ _NUMERIC = re.compile(r"(?:\d+|0x[0-9a-f]*)(?:\.(?:\d+|0x[0-9a-f]*))*", re.ASCII
 
 
 class NetworkPolicy(NamedTuple):
-    """What one phase of a task may reach; `allowed_hosts` are names as `read_hosts` gives them."""
+    """The network that a phase of a task may reach; `allowed_hosts` are names as `read_hosts` gives
+    them.
+    """
 
     mode: str = NO_NETWORK
     allowed_hosts: tuple[str, ...] = ()
 
     def permits(self, host: str) -> bool:
-        """Whether a host may be reached by this name; its address is another question."""
+        """Returns whether a host may be reached by this name; its address is another question."""
         if self.mode == ALLOWLIST:
             return any(_covers(pattern, host) for pattern in self.allowed_hosts)
         return self.mode == PUBLIC
@@ -98,7 +101,7 @@ def _is_address(host: str) -> bool:
 
 
 def _covers(pattern: str, name: str) -> bool:
-    """Whether a pattern stands for a name, or for all that another pattern stands for."""
+    """Returns whether a pattern stands for a name, or for all that another pattern stands for."""
     if pattern.startswith("*."):
         return name.endswith(pattern[1:]) and name != pattern[1:]
     return name == pattern
@@ -121,13 +124,13 @@ def capped(wish: NetworkPolicy, most: NetworkPolicy) -> NetworkPolicy:
 
 
 def exceeds(wish: NetworkPolicy, most: NetworkPolicy) -> bool:
-    """Whether a task asks for more than the operator grants."""
+    """Returns whether a task asks for more than the operator grants."""
     mode, hosts = capped(wish, most)
     return (mode, set(hosts)) != (wish.mode, set(wish.allowed_hosts))
 
 
 class Target(NamedTuple):
-    """Where a connection goes; port 0 in a rule stands for every port."""
+    """The destination of a connection; port 0 in a rule stands for every port."""
 
     host: str
     port: int
@@ -167,7 +170,7 @@ def target_of(url: str) -> Target | None:
 
 
 def proxy_problem(url: str) -> str:
-    """What is wrong with the URL of a proxy; empty: nothing."""
+    """Returns what is wrong with the URL of a proxy; empty where nothing is."""
     target = target_of(url)
     if target is not None and url.startswith("http://") and urlsplit(url).path in ("", "/"):
         return ""
@@ -199,7 +202,9 @@ def read_network(value: Json, where: str) -> NetworkPolicy:
 
 
 def network_of(task: Task, stage: Stage) -> NetworkPolicy:
-    """What a task asks for in the phase that a stage plays. Raises TaskError."""
+    """Returns the network that a task asks for in the phase that a stage plays. Raises
+    TaskError.
+    """
     value, phase = task.data.get("network", NO_NETWORK), PHASES[stage]
     if isinstance(value, Mapping):
         own = {"network_mode", "allowed_hosts", *PHASES.values()}
@@ -233,10 +238,10 @@ def ungranted_network(tasks: Iterable[Task], most: NetworkPolicy) -> list[str]:
 
 
 class SandboxedEnv(Protocol):
-    """What is read here of `prorl.protocols.Env`, which knows this module."""
+    """The part of `prorl.protocols.Env` that is read here; that module imports this one."""
 
     def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
-        """What a stage needs; None for no sandbox."""
+        """Returns the sandbox that a stage needs; None for no sandbox."""
 
 
 def sandbox_spec(env: SandboxedEnv, task: Task, stage: Stage) -> SandboxSpec | None:
@@ -274,7 +279,7 @@ _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
 
 
 def closed_reason(address: Address) -> str:
-    """Why an address is not a public one; empty: it is.
+    """Returns why an address is not a public one; empty where it is.
 
     >>> closed_reason(ipaddress.ip_address("::ffff:169.254.169.254"))
     'link-local'

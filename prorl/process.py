@@ -1,4 +1,4 @@
-"""How a process of the service lives: gateway, stage workers and store alike.
+"""Runs a process of the service from start to end: gateway, stage workers and store alike.
 
 Their mains say what they serve, this says how.
 

@@ -195,7 +195,7 @@ class RemoteRenderer(Protocol):
     vocab_size: int
 
     async def completion(self, message: Message) -> Int32:
-        """As `Renderer.completion`."""
+        """See `Renderer.completion`."""
 
 
 class Backend(Protocol):
@@ -294,7 +294,9 @@ class SandboxHost(Protocol):
         """
 
     async def refusals(self, ref: SandboxRef) -> tuple[NetworkRefusal, ...]:
-        """What was refused to a sandbox since the last call. Raises SandboxError."""
+        """Returns the connections that were refused to a sandbox since the last call. Raises
+        SandboxError.
+        """
 
     async def close_targets(self, targets: Iterable[tuple[str, int]]) -> None:
         """Let no sandbox of the node reach these (host, port), whatever its network is: model

@@ -1,4 +1,4 @@
-"""Where a rollout, its group and its attempt may be, and why one ends other than well.
+"""The states of a rollout, its group and its attempt, and why one ends other than well.
 
 Log, columns and views use these names. The class of a failure decides everything that follows:
 whether the rollout trains and whether it is tried again. Infrastructure failure is never a reward

@@ -181,7 +181,7 @@ async def verify(env: Env, task: Task, *, boxes: Boxes | None = None, limit_s: f
 async def prepared_box(
     env: Env, task: Task, stage: Stage, boxes: Boxes, agent: str = ""
 ) -> AsyncIterator[Sandbox | None]:
-    """What a stage needs, prepared as the stage does it."""
+    """Yields the sandbox that a stage needs, prepared as the stage does it."""
     spec = sandbox_spec(env, task, stage)
     if (program := program_of(agent)) is not None:
         spec = program.sandbox(spec)

@@ -1,4 +1,4 @@
-"""How long who waits for whom: one row for each wait that crosses a process, a host or a border.
+"""The table of waits: one row for each wait that crosses a process, a host or a border.
 
 A module that waits takes its seconds from here: `READY_S = wait_limit_s("supervisor.ready")`.
 What has to end before what stands in ORDER. `prorl schema --times` prints both, and docs/times.md

@@ -59,7 +59,7 @@ class Labelled(Protocol):
 
 
 class Flow:
-    """How many calls at a time a server takes, as far as it has said that it is busy.
+    """The number of calls that a server takes at a time, as far as it has said that it is busy.
 
     Additive increase, multiplicative decrease, as TCP has it: halved where it is busy, once for all
     that were under way; one more per answer up to half of what was too much, then one more per
@@ -95,7 +95,7 @@ class Flow:
 
 
 class Faults(NamedTuple):
-    """How many of the last calls went wrong alike."""
+    """Counts how many of the last calls went wrong alike."""
 
     faults: int
     calls: int
@@ -184,7 +184,7 @@ class Backends:
             self.set_paused(url, False)
 
     def update_pool(self, dead: Collection[str], keyed: Collection[str]) -> None:
-        """Who is gone, and who may have the key."""
+        """Updates which servers are dead, and which may have the key."""
         now, self._keyed = self.clock(), frozenset(keyed)
         self._updated.set()
         fresh = [url for url in dead if url not in self._dead]
@@ -198,7 +198,7 @@ class Backends:
         return url in self._paused
 
     def dead_since(self, url: str) -> float | None:
-        """When the gateway said that it is dead or silent; None while it is not."""
+        """Returns when the gateway said that a server is dead or silent; None while it is not."""
         return self._dead.get(url)
 
     @contextmanager
@@ -237,7 +237,7 @@ class Backends:
         self._answered[url] = max(began, self._answered.get(url, 0.0))
 
     def overtook(self, url: str, began: float) -> bool:
-        """Whether a call that began later has got a token."""
+        """Returns whether a call that began later has got a token."""
         return self._answered.get(url, 0.0) > began
 
     def look_out(self, url: str, renderer: AnyRenderer) -> None:

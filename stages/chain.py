@@ -166,7 +166,8 @@ class Chain:
             log.warning("cannot end the sandboxes of an earlier life: %s", error)
 
     def _may_begin(self) -> bool:
-        """Whether nothing that RUN has finished waits for too long; judged by the late stages here.
+        """Returns whether nothing that RUN has finished waits for too long; judged by the late
+        stages here.
 
         A few late rows are a slow grader's; more than RUN has slots are a loop, or a store, that
         does not keep up.
@@ -176,7 +177,7 @@ class Chain:
 
 
 def _identity(config: ServiceConfig, process: str, stages: Iterable[str]) -> Hello:
-    """What the process says of itself on all of its streams."""
+    """Returns the hello by which the process introduces itself on all of its streams."""
     begins = GRAPH.names[0] in stages
     return this_life(
         roles={stage: config.pool(stage).slots for stage in stages},

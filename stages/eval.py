@@ -188,7 +188,7 @@ class Verified:
 
 
 class _Job(NamedTuple):
-    """What is scored, and until when."""
+    """The job of scoring one row, and its deadline."""
 
     env: Env
     task: Task

@@ -174,7 +174,7 @@ class Routed:
         return completion
 
     def _note(self, request: GenerateRequest, completion: Completion) -> None:
-        """What the call was, for those who watch how servers do."""
+        """Records the call for those who watch how servers do."""
         if not is_server(self.name):
             return
         prompt_L, cached = request.prompt_ids_L, completion.cached_tokens
@@ -318,7 +318,9 @@ class Routed:
         return max(0.01, min([*due, limit_s if silent_s < limit_s else silent_s + 1]) - silent_s)
 
     def _patience_for_first_s(self, silent_s: float, paused: bool) -> float:
-        """How long the first token is waited for: less where a later call has one already."""
+        """Returns how long the first token is waited for: less where a later call has one
+        already.
+        """
         overtaken_s = min(FIRST_S, OVERTAKEN_S + self._prompt_tokens / PREFILL_TOKENS_PER_S)
         if silent_s < overtaken_s or self._is_overtaken():
             return overtaken_s
@@ -343,7 +345,7 @@ class Routed:
             request.on_part(part)
 
     def _drop(self, request: GenerateRequest) -> None:
-        """What came of the call is worth nothing, for whoever was told of it, too."""
+        """Discards the partial result of the call, for its listeners, too."""
         part, self._part = self._part, None
         if part is not None and request.on_part is not None:
             none = np.zeros(0, np.int32)
@@ -366,7 +368,7 @@ class Routed:
     # ---- another server
 
     def _report(self, error: BackendError, request: GenerateRequest) -> Failover | None:
-        """What the gateway must know of a failure; None when no other server would help."""
+        """Returns what the gateway must know of a failure; None when no other server would help."""
         if self._lost is not None:
             return self._lost
         trouble = error.trouble or _TROUBLE.get(error.code)

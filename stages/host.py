@@ -51,7 +51,9 @@ log = logging.getLogger("prorl.stages")
 
 
 class Poison(Protocol):
-    """Why an attempt is not to be touched, and whether none of its run is; empty: it may be."""
+    """Returns why an attempt is not to be touched, and whether none of its run is; empty where it
+    may be.
+    """
 
     def __call__(self, key: AttemptKey) -> tuple[str, bool]: ...
 
@@ -289,7 +291,7 @@ class StageHost:
             self._inlet.done(key)
 
     async def _operate(self, key: AttemptKey, row: Row) -> Added | None:
-        """What the row gets, or None when the attempt ends here, reported."""
+        """Returns the columns that the row gets, or None when the attempt ends here, reported."""
         try:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, f"{self.name} stage"):
                 self._check_harmless(key)
@@ -362,7 +364,9 @@ class StageHost:
         return self._finished.pop(key, None)
 
     def _leave(self, keys: list[AttemptKey]) -> None:
-        """These are no longer in hand: free their slots, let EVAL's upstream forget them."""
+        """Removes these attempts from those in hand: frees their slots, lets EVAL's upstream forget
+        them.
+        """
         self._on_forget(keys)
         if self.is_acked_later:
             self._inlet.ack(keys)

@@ -1,4 +1,4 @@
-"""What the operators of INIT, RUN and EVAL have in common: envs, the node's sandboxes, an end."""
+"""The parts that the operators of INIT, RUN and EVAL share: envs, the node's sandboxes, an end."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def owner_of(key: AttemptKey) -> str:
 
 
 def goes_on(is_cancelled: bool) -> bool:
-    """Whether the attempt was cancelled and not our process; if so, this task goes on."""
+    """Returns whether the attempt was cancelled and not our process; if so, this task goes on."""
     task = asyncio.current_task()
     if not is_cancelled or task is None:
         return False
@@ -56,21 +56,22 @@ def goes_on(is_cancelled: bool) -> bool:
 
 
 def was_cancelled() -> bool:
-    """Whether somebody asked for this task's end, which may raise CancelledError itself."""
+    """Returns whether somebody asked for this task's end, which may raise CancelledError itself."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
 
 def needs_sandbox(env: Env, task: Task) -> bool:
-    """Whether any stage of this task runs in a sandbox."""
+    """Returns whether any stage of this task runs in a sandbox."""
     return any(env.sandbox(task, stage) is not None for stage in (Stage.RUN, Stage.EVAL))
 
 
 async def refusals_of(
     host: SandboxHost, ref: SandboxRef, *specs: SandboxSpec | None
 ) -> tuple[NetworkRefusal, ...]:
-    """What the network's proxy refused to a sandbox since the last question; `specs` are those of
-    the phases that it has played. Nothing where it is gone, for its end is told elsewhere.
+    """Returns the connections that the network's proxy refused to a sandbox since the last
+    question; `specs` are those of the phases that it has played. Nothing where it is gone, for its
+    end is told elsewhere.
     """
     if all(spec is None or spec.network_mode == NO_NETWORK for spec in specs):
         return ()
@@ -111,7 +112,7 @@ async def prepare(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerParts:
-    """What a worker has for its operator."""
+    """The parts of a worker that its operator needs."""
 
     config: ServiceConfig
     name: str
@@ -154,7 +155,7 @@ class StageOperator:
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
-        """What it wants to hear of the control stream, besides what its host does."""
+        """Returns the handlers for the control stream that the operator adds to its host's."""
         return {}
 
     async def __call__(self, row: Row) -> Added:
@@ -197,7 +198,7 @@ class StageOperator:
         return ()
 
     def forget(self, keys: Iterable[AttemptKey]) -> None:
-        """These attempts are no longer in the stage's hands."""
+        """Forgets attempts that are no longer in the stage's hands."""
 
     async def close(self) -> None:
         """Give back what outlives rows; idempotent."""

@@ -398,7 +398,7 @@ class RunOperator(StageOperator):
 
 @dataclass(slots=True)
 class _AttemptProgress:
-    """What an attempt has done so far, and when the gateway was last told."""
+    """The progress of an attempt so far, and when the gateway was last informed."""
 
     at: float
     turns: int = 0

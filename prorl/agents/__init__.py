@@ -54,8 +54,8 @@ def is_ours(name: str) -> bool:
 
 
 def shows_turns(name: str) -> bool:
-    """Whether an agent can show the policy the turns of an env that has its own: the native loop,
-    and users' agents.
+    """Returns whether an agent can show the policy the turns of an env that has its own: the native
+    loop and users' agents can.
     """
     return name == "native" or not is_ours(name)
 

@@ -196,8 +196,8 @@ class Attempt:
         return Message(role="tool", content=text, name=call.name, call_id=call.id, turn=turn)
 
     async def respond(self) -> Message | None:
-        """What the env says to the policy's last answer in the main conversation, where it has
-        turns of its own; None ends the rollout.
+        """Returns the env's reply to the policy's last answer in the main conversation, where the
+        env has turns of its own; None ends the rollout.
         """
         turn, number = self._next_call()
         text: str | None = await self.ask("respond", RespondRequest(turn=turn, number=number))

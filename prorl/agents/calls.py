@@ -35,7 +35,9 @@ class Repeats(Protocol):
     """Optional part of an Env: which of its calls may run again."""
 
     def repeats(self, call: ToolCall) -> bool | Awaitable[bool]:
-        """Whether the call changes nothing outside the sandbox, which remembers calls itself."""
+        """Returns whether the call changes nothing outside the sandbox, which remembers calls
+        itself.
+        """
 
 
 class ToolCalls:
@@ -49,7 +51,9 @@ class ToolCalls:
         self.state.seed, self.state.kept = context.seed, ""
 
     async def run(self, turn: int, number: int, call: ToolCall) -> str:
-        """What the policy is told of a call: recorded, or run now."""
+        """Returns the text that the policy reads of a call, which was recorded before or runs
+        now.
+        """
         context = self._context
         if (answer := self._recorded(turn, number)) is not None:
             return answer.text or ""
@@ -63,8 +67,8 @@ class ToolCalls:
     async def respond(
         self, turn: int, number: int, messages: Sequence[Message], record: AttemptRecord
     ) -> str | None:
-        """What the env says to an answer of the policy: recorded, or now. None: it has no turns of
-        its own, or ends the rollout.
+        """Returns the env's reply to an answer of the policy, which was recorded before or is
+        computed now. None: it has no turns of its own, or ends the rollout.
         """
         context, env = self._context, self._context.env
         if not isinstance(env, Responds):
@@ -87,7 +91,9 @@ class ToolCalls:
         return text
 
     def _recorded(self, turn: int, number: int) -> ToolAnswer | None:
-        """What an earlier life has recorded of a call; the env remembers what it did then."""
+        """Returns the recorded result of a call of an earlier life; the env restores the state that
+        it had then.
+        """
         answer = self._journal.answer(turn, number)
         if answer is not None:
             self.recorded_s += answer.tool_s
@@ -118,7 +124,7 @@ class ToolCalls:
 
     @contextmanager
     def _marked(self, turn: int, number: int) -> Iterator[None]:
-        """What the sandbox is asked for meanwhile belongs to this call."""
+        """Marks what the sandbox is asked for in the block as belonging to this call."""
         sandbox = self._context.sandbox
         if not isinstance(sandbox, Marks):
             yield

@@ -1,4 +1,4 @@
-"""What an agent promises, and the plain record that it is given for one attempt."""
+"""The protocol of an agent, and the plain record that it gets for one attempt."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _never() -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class AttemptContext:
-    """What an agent knows of the one attempt that it drives.
+    """The record that an agent gets of the one attempt that it drives.
 
     Cancelling: make `cancelled` true, then cancel the task that runs the agent; it returns what it
     has.

@@ -115,7 +115,7 @@ class Desk:
 
     @property
     def waits_for(self) -> dict[str, dict[str, int]]:
-        """How many attempts wait for guests, by run and the guest's name."""
+        """Returns the number of attempts that wait for guests, by run and the guest's name."""
         counts: dict[str, dict[str, int]] = {}
         for lease in self._offered:
             names = counts.setdefault(lease.run, {})
@@ -212,7 +212,7 @@ class Desk:
         return [lease for lease in mine if not grant.runs or lease.run in grant.runs]
 
     def end(self, lease_id: str, how: str, body: dict[str, Json]) -> int:
-        """What a guest says of its attempt in the end: the status that answers it.
+        """Ends an attempt with its guest's outcome and returns the HTTP status of the answer.
 
         Raises UserError for more than an outcome may hold.
         """

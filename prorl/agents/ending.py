@@ -115,7 +115,9 @@ def end_of(error: ProrlError) -> End:
 async def _finish(
     context: AttemptContext, record: AttemptRecord, end: End
 ) -> tuple[End, bytes | None]:
-    """How it ended, and what crosses into EVAL: as recorded, or written down now."""
+    """Returns how the attempt ended, and the artifact for EVAL: as recorded, or written down
+    now.
+    """
     journal = context.journal
     if (ended := journal.ended) is not None:
         return End(ended.stop, Failure(code=ended.code, message=ended.message)), ended.artifact

@@ -94,7 +94,7 @@ async def _play(
     env: dict[str, str],
     task: dict[str, Json],
 ) -> dict[str, Json]:
-    """What came of the guest; one that is cancelled is gone when this returns."""
+    """Returns the guest's outcome; a guest that is cancelled has exited when this returns."""
     argv = [word.replace("{guests}", str(SHIPPED)) for word in argv]
     own = {name: text for name, text in os.environ.items() if not name.startswith("PRORL_")}
     message = json.dumps({"argv": argv, "env": env, "task": json.dumps(task)})

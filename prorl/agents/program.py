@@ -125,7 +125,7 @@ async def served(
 async def until_over(
     context: AttemptContext, door: Door, work: Coroutine[Json, Json, ResultT], what: str
 ) -> ResultT:
-    """What `work` gives within the attempt's time.
+    """Awaits `work` within the attempt's time.
 
     Raises RolloutError as soon as the door says that nothing more can be sampled: a budget, a lost
     backend.
@@ -149,7 +149,8 @@ async def until_over(
 
 
 def command(program: Program, context: AttemptContext, base_url: str) -> tuple[list[str], bytes]:
-    """What starts a program in a sandbox: argv, and the stdin that carries the files of its home.
+    """Returns the command that starts a program in a sandbox: argv, and the stdin that carries the
+    files of its home.
 
     The prompt is a file, since Linux takes no word or variable of 128 KiB and programs read a word
     that begins with a dash as an option. Raises RolloutError for a prompt that `{prompt}` cannot
@@ -234,8 +235,8 @@ def conversation(context: AttemptContext) -> tuple[str, str]:
 
 
 def environment(context: AttemptContext, base_url: str, key: str) -> dict[str, str]:
-    """What tells programs of every kind where the policy is, and what they are asked, where a
-    variable can hold it.
+    """Returns the variables that tell programs of every kind where the policy is and what their
+    task is, where a variable can hold it.
     """
     system, prompt = conversation(context)
     texts = {"PRORL_PROMPT": prompt, "PRORL_SYSTEM": system}

@@ -1,4 +1,4 @@
-"""What an attempt writes down while it runs.
+"""The record that an attempt writes while it runs.
 
 That is growing sequences of exact ids, with their spans, and turns and messages.
 
@@ -90,7 +90,7 @@ class SequenceRecord:
             self._span(start + end, kind, version, turn, temperature)
 
     def untrain(self, turn: int | None = None) -> None:
-        """What was sampled in this turn, or in all, is kept and does not train."""
+        """Keeps the tokens of this turn, or of all turns, and excludes them from training."""
         for index, kind in enumerate(self._kinds):
             if kind == SpanKind.TRAINED and turn in (None, self._turns[index]):
                 self._kinds[index] = SpanKind.SAMPLED

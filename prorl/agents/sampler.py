@@ -236,7 +236,7 @@ class Sampler:
 
 
 class Ear:
-    """What a model call has given so far, and when."""
+    """The partial completion of a model call, and when it last grew."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock, self.at = clock, clock()
@@ -265,7 +265,7 @@ async def within(deadline: Deadline, call: Awaitable[ResultT], what: str) -> Res
 
 
 def _is_ended(completion: Completion, stop_token_ids: tuple[int, ...]) -> bool:
-    """Whether a completion that was cut ends in a stop token."""
+    """Returns whether a completion that was cut ends in a stop token."""
     ids_C = completion.token_ids_C
     return _is_cut(completion) and len(ids_C) > 0 and int(ids_C[-1]) in stop_token_ids
 

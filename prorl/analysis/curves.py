@@ -1,4 +1,4 @@
-"""What a team follows while a policy trains: curves over policy versions, trainer steps or time.
+"""Curves that a team follows while a policy trains: over policy versions, trainer steps or time.
 
 Each curve is rows of `x`, `y` and, of several lines, `z`; `n` says of how many rollouts or groups.
 A rollout may hold tokens of several versions, so that the axis says which one counts: `oldest` or

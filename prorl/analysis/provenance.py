@@ -1,4 +1,4 @@
-"""What made a run, in words and hashes, for whoever compares two."""
+"""The provenance of a run, in words and hashes, to compare two runs by."""
 
 from __future__ import annotations
 

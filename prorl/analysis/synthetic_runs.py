@@ -43,7 +43,7 @@ def make_run(where: Path, rollouts: int, commits: int, tokens: int = 64, seed: i
 def add_commit(
     run: RunDir, seq: int, rollouts: range, delivered: int, tokens: int, rng: np.random.Generator
 ) -> int:
-    """These rollouts as one more commit; how many groups are delivered now."""
+    """Adds these rollouts as one more commit and returns the number of groups delivered so far."""
     start, stop = rollouts.start, rollouts.stop
     tables = rollout_tables(np.arange(start, stop), tokens, rng)
     tables["groups"], delivered = _events(range(start // GROUP, stop // GROUP), delivered)

@@ -1,4 +1,4 @@
-"""What a run measures, sent to the trackers that a team already has: TensorBoard, W&B, your own.
+"""Sends the figures of a run to the trackers that a team already has: TensorBoard, W&B, your own.
 
     follow(StoredRun(where), [open_tracker("tensorboard", run, folder)], ended)
 

@@ -1,4 +1,4 @@
-"""Which backends there are: one row for each URL scheme.
+"""The table of backends: one row for each URL scheme.
 
 A backend is one file with an `Opener` and one row of `CATALOGUE`, which config, CLI, supervisor,
 gateway and RUN all read. Yours is a server that speaks vLLM's token subset over HTTP, for no code

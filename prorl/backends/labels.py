@@ -1,4 +1,5 @@
-"""Which weights sampled a token: labels that servers state, and how they become versions.
+"""Labels by which servers state the weights that sampled a token, and the versions that they stand
+for.
 
 The gateway names the weights of each load `TAG:VERSION:NONCE` (`prorl/service/publish.py`):
 the tag is the run's, the nonce that of one load of one server, never used again. Version 0 of a run

@@ -1,4 +1,4 @@
-"""What a model server must show before it serves: that it is the server that the run needs.
+"""The checks that a model server must pass before it serves: it is the server that the run needs.
 
     when it is added       health, model, logprobs of the distribution that it samples from
     when a run begins      its vocabulary: the last id is taken, text gets the run's ids

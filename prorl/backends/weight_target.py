@@ -1,4 +1,4 @@
-"""How a model server is given new weights: pause, update, resume, in the words that it understands.
+"""Brings new weights to a model server: pause, update, resume, in the server's own dialect.
 
 | dialect | server | update |
 |---|---|---|

@@ -1,4 +1,5 @@
-"""What one more rollout costs the gateway after many others: nothing may grow with history.
+"""Measures the cost of one more rollout for the gateway after many others: nothing may grow with
+history.
 
 Others are a thousand, ten thousand, a hundred thousand; in the full form a million. The gateway's
 mind and its log, driven by hand: every step is what the gateway does on its one loop, so the

@@ -1,4 +1,4 @@
-"""What a tree of processes uses and holds: CPU, memory, and everything that must not grow.
+"""Measures what a tree of processes uses and holds: CPU, memory, and everything that must not grow.
 
 CPU comes from a control group of its own where this process may make one (cpuacct, version 1):
 exact, and with the CPU of processes that nobody waited for, such as a shell that ends with its

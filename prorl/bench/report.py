@@ -1,4 +1,4 @@
-"""What a benchmark returns: rows of figures with their rivals, as text and as JSON.
+"""The report of a benchmark: rows of figures with their rivals, as text and as JSON.
 
 The JSON is `{"bench", "machine", "rows": [{"what", "value", "unit", "repeats", "cpu_s", "rival",
 "rival_value", "rival_command", "ratio"}]}`, plus `note` on rows that have one (a rival that is not

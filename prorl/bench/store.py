@@ -1,5 +1,5 @@
-"""What stored trajectories cost: bytes a token and CPU to read, beside JSON lines with zstd of the
-same rows, and a durable commit.
+"""Measures the cost of stored trajectories: bytes a token and CPU to read, beside JSON lines with
+zstd of the same rows, and a durable commit.
 
 Tokens are drawn as words are (Zipf over 50,000 ids), each by itself; real text compresses better on
 both sides. Logprobs are continuous float32, as a log-softmax gives them; every second token has

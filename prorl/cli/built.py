@@ -20,7 +20,7 @@ Recipes = Mapping[Path, float]
 
 
 class Built(NamedTuple):
-    """How the build of one image ended."""
+    """The outcome of the build of one image."""
 
     folder: Path
     failure: str
@@ -33,7 +33,7 @@ class Built(NamedTuple):
 
 
 def recipes_of(tasks: Iterable[Task]) -> dict[Path, float]:
-    """What tasks are built from, their verifiers included."""
+    """Returns the build recipes of tasks, their verifiers included."""
     return {
         folder: float(task.data["build_timeout_s"]) for task in tasks for folder in folders_of(task)
     }

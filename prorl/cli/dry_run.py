@@ -1,4 +1,4 @@
-"""What `prorl run --dry-run` looks at beyond what planning a job does: everything that a run needs
+"""The checks of `prorl run --dry-run` beyond those of planning a job: everything that a run needs
 from elsewhere, without starting anything.
 
     tasks read and checked, agent, settings    `JobPlan.make`, before
@@ -78,7 +78,7 @@ async def _servers(plan: JobPlan, proved: Mapping[str, Json]) -> list[str]:
 
 
 async def _slots(plan: JobPlan) -> list[str]:
-    """What fills the servers of a vLLM."""
+    """Returns the lines that say how many rollouts fill the servers of a vLLM."""
     from prorl.cli.server_size import read_cache_tokens, size_lines
 
     longest, run = plan.run.limits.max_tokens, plan.run
@@ -111,7 +111,9 @@ def _images(plan: JobPlan) -> Iterator[str]:
 
 
 def _memory(model: Path, plan: JobPlan) -> Iterator[str]:
-    """Of weights by the headers of their files, of a rollout's keys and values by its config."""
+    """Yields the memory that weights need by the headers of their files, and a rollout's keys and
+    values by its config.
+    """
     files = sorted(model.glob("*.safetensors"))
     if not files:
         yield f"{model} has no safetensors: not known"

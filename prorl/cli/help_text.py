@@ -1,4 +1,4 @@
-"""How `--help` is laid out: the terminal's width breaks the lines, not the docstring's."""
+"""Lays out `--help`: the terminal's width breaks the lines, not the docstring's."""
 
 from __future__ import annotations
 

@@ -206,7 +206,9 @@ def _read(path: Path) -> dict[str, Json]:
 
 
 class Offer:
-    """What a job's tasks show to a model: the run is refused where its template cannot."""
+    """The messages and tools of a job's tasks: the run is refused where its model's template cannot
+    show them.
+    """
 
     def __init__(self) -> None:
         self._tools: dict[str, None] = {}
@@ -217,7 +219,7 @@ class Offer:
         self._has_system |= any(message.role == "system" for message in env.messages(task))
 
     def settings(self) -> dict[str, Json]:
-        """Of the run's config."""
+        """Returns the settings of the run's config."""
         return {"tools": tuple(self._tools), "system_message": self._has_system}
 
 

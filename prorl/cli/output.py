@@ -1,4 +1,5 @@
-"""How commands speak: rich on a terminal, plain lines off it, one JSON value with `--json`.
+"""Prints the output of commands: rich on a terminal, plain lines off it, one JSON value with
+`--json`.
 
 Text that a policy, a tool or a task wrote goes through `clean` first: control characters and
 direction marks are spelled out, so that a transcript can neither move the cursor nor retitle the
@@ -141,8 +142,8 @@ def broken(line: str, width: int, indent: int | None = None) -> str:
 
 @contextmanager
 def redrawn() -> Iterator[None]:
-    """What is printed in the block stands where the last such block stood: the terminal is neither
-    cleared in between nor scrolled. What does not fit below is left out.
+    """Prints the block's output where the last such block stood: the terminal is neither cleared in
+    between nor scrolled. What does not fit below is left out.
     """
     size, page, terminal = get_terminal_size(), _Page(), sys.stdout
     with redirect_stdout(page):
@@ -171,7 +172,7 @@ def say_json(value: Json) -> None:
 
 
 def answer(value: Json, lines: Iterable[str], *, json: bool) -> None:
-    """What a command found: `value` as one JSON value, or else `lines` for people."""
+    """Prints a command's result: `value` as one JSON value, or else `lines` for people."""
     if json:
         say_json(value)
         return

@@ -162,7 +162,9 @@ def _sandboxes() -> Iterator[ProbeOutcome]:
 
 
 def _images() -> ProbeOutcome:
-    """What becomes of pulled layers where images are kept, and what builds a Dockerfile."""
+    """Probes how pulled layers are stored where images are kept, and what can build a
+    Dockerfile.
+    """
     from prorl.cli.settings import registry_root
     from prorl.sandbox.images import dockerfile
     from prorl.sandbox.images.pull import Pull

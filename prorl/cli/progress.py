@@ -1,4 +1,4 @@
-"""What a run is doing while it goes on: bars, reward, tokens a second, what holds it up.
+"""Displays the progress of a run: bars, reward, tokens a second, what it waits for.
 
 On a terminal the picture changes 3 times a second, off it one plain line comes every 10 s and at
 the end. All of it is the gateway's answer to `GET /v1/runs/{run}`: counters for people to watch;
@@ -94,7 +94,9 @@ def span(seconds: float) -> str:
 
 
 def waits_for(run: Run) -> str:
-    """Why it is not faster: what the service says, or the last stage whose slots are all busy."""
+    """Returns why a run is not faster: the service's reason, or the last stage whose slots are all
+    busy.
+    """
     if run.get("stalled"):
         return f"waits: {clean(run['stalled'])}"
     for stage in reversed(Stage):

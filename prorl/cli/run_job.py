@@ -86,7 +86,9 @@ async def run_plan(
 
 
 def _import_late() -> None:
-    """What is needed once the service listens and at the end, while its processes start."""
+    """Imports, while the processes of the service start, what is needed once it listens and at the
+    end.
+    """
     for module in ("prorl.client.client", "prorl.storage.read.catalog", "prorl.storage.read.sql"):
         import_module(module)
 

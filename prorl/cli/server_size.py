@@ -1,4 +1,4 @@
-"""How many rollouts a model server holds at a time, by the size of its KV cache.
+"""Estimates how many rollouts a model server serves at a time, by the size of its KV cache.
 
 A vLLM states its blocks in `/metrics`; how many requests it runs at a time (`--max-num-seqs`) no
 server states, so the user is told to compare.
@@ -34,8 +34,8 @@ def cache_tokens(metrics: str) -> int:
 
 
 def size_lines(name: str, tokens: int, longest: int, slots: int, groups: int) -> Iterator[str]:
-    """What fills a server of so many tokens with rollouts of `longest`: `slots` are those that RUN
-    has, `groups` the run's `max_open_groups` times its rollouts a group.
+    """Yields the lines that say how many rollouts of `longest` tokens fill a server of `tokens`:
+    `slots` are those that RUN has, `groups` the run's `max_open_groups` times its rollouts a group.
 
     >>> for line in size_lines("http://h:1", 700_000, 4096, 32, 256): print(line)
     http://h:1: 700000 tokens of KV cache hold 170 rollouts of 4096 tokens at a time

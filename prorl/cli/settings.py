@@ -132,7 +132,7 @@ JobOptions = Annotated[Job | None, Parameter(name="*")]
 
 
 def chosen(job: Job | None) -> dict[str, Json]:
-    """What of a job was given on the command line."""
+    """Returns the settings of a job that the command line names."""
     return {} if job is None else job.model_dump(exclude_unset=True)
 
 
@@ -307,7 +307,7 @@ def _rooted(values: Mapping[str, Json], root: str) -> dict[str, Json]:
 
 
 def local_root(url: str) -> Path:
-    """Where what belongs to a remote root lies on this host: the same for the same URL.
+    """Returns the local folder for what belongs to a remote root: the same for the same URL.
 
     >>> local_root("s3://bucket/runs/")
     PosixPath('prorl-runs/s3-bucket-runs')
@@ -343,7 +343,7 @@ def service_environment() -> dict[str, Json]:
 
 
 def sandbox_environment() -> SandboxConfig:
-    """What the environment says of sandboxes."""
+    """Returns the sandbox settings of the environment variables."""
     return parse(ServiceConfig, service_environment(), "environment").sandbox
 
 
@@ -385,7 +385,9 @@ def _check_keys(values: Mapping[str, Json], where: str) -> None:
 
 
 def _scalar(text: str) -> Json:
-    """As YAML, but for a mapping without braces: `command: python3 @loop.py` is an agent's name."""
+    """Parses a value as YAML, except for a mapping without braces: `command: python3 @loop.py` is
+    an agent's name.
+    """
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:

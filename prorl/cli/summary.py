@@ -1,4 +1,4 @@
-"""What a run was, read back from its Parquet files by SQL, never from its writers' counters."""
+"""Summarises a run from its Parquet files by SQL, never from its writers' counters."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _reward(summary: dict[str, Json]) -> str:
 
 
 def _door(summary: dict[str, Json]) -> str:
-    """What became of the calls of programs."""
+    """Returns the words for what became of the calls of programs."""
     continued, calls = summary["continued_calls"], summary["model_calls"]
     changed = summary["retokenization_mismatches"]
     share, mismatch_share = continued / max(calls, 1), changed / max(continued, 1)
@@ -150,7 +150,7 @@ def _tokens(summary: dict[str, Json], elapsed_s: float | None) -> str:
 
 
 def _stored(directory: Path, num_bytes: int, look: str, query: str) -> Iterator[str]:
-    """Where the run is, and what to look at next."""
+    """Yields the lines that say where the run is, and what to look at next."""
     megabytes, root = f"{num_bytes / 1e6:.1f} MB of Parquet", root_option(directory.parent)
     yield f"  stored    {directory}  ({megabytes}; every figure above is SQL over it)"
     yield f"  next      prorl show {directory.name} {look}{root}"

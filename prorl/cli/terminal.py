@@ -119,8 +119,8 @@ def _write(data: bytes) -> None:
 
 @contextmanager
 def _raw_keyboard(loop: asyncio.AbstractEventLoop, writer: asyncio.StreamWriter) -> Iterator[None]:
-    """What is typed goes to the sandbox, key by key, with the size of the window; of a pipe all of
-    it and then the end of text.
+    """Sends what is typed to the sandbox, key by key, with the size of the window; of a pipe it
+    sends everything and then the end of text.
     """
     keyboard = sys.stdin.fileno()
     is_terminal = os.isatty(keyboard)

@@ -26,7 +26,9 @@ def refused(error: CycloptsError) -> str:
 
 
 def _hint(error: CycloptsError) -> str:
-    """Where a value that has no place belongs, for commands that people often give one."""
+    """Returns a hint where a value that has no place belongs, for commands that people often give
+    one.
+    """
     unused = getattr(error, "unused_tokens", None) or ("",)
     if tuple(error.command_chain or ()) == ("show",) and unused[0].isdecimal():
         return f"; a rollout is chosen by `--rollout {unused[0]}`"

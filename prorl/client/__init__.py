@@ -1,4 +1,4 @@
-"""What trainers, notebooks and the CLI use to reach a service.
+"""The client library that trainers, notebooks and the CLI use to reach a service.
 
 Imports no torch; open `client.py` first, then `packed.py`. Each name loads its module when it is
 first used, so that `http.py` alone needs no Arrow: the process of `prorl serve` stays small.

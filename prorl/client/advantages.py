@@ -92,8 +92,8 @@ _BY_NAME: dict[str, AdvantageFn] = {
 
 
 class _Rollouts(NamedTuple):
-    """Of distinct rollouts, R: reward less its group's mean, position of the group; per group: how
-    many train. `rollout`: sequence -> R.
+    """Figures by distinct rollout, R, and by group: the reward less its group's mean, the position
+    of the group, how many train. `rollout`: sequence -> R.
     """
 
     centred: NDArray[np.float64]

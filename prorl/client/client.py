@@ -423,7 +423,7 @@ class Client:
     def routed_experts(
         self, batch: PackedBatch, consumer: str = "primary"
     ) -> list[NDArray[Any] | None]:
-        """Of each sequence of a batch that was streamed: [R, layers * top_k] experts of its first R
+        """Returns for each sequence of a streamed batch [R, layers * top_k] experts of its first R
         tokens, which are all but the last; None where the run keeps none (`run.routed_experts`). A
         fetch of its own, group by group: about 400 bytes a token of a large model.
         """
@@ -577,7 +577,7 @@ def _task_body(task: Task | Mapping[str, Json], extra: Mapping[str, Json] | None
 
 
 def _why_nothing(end: str, ticket: Ticket) -> str:
-    """Of a run that has ended, to a consumer that got no group from where it committed last."""
+    """Returns why a run that has ended gives a consumer no group behind its last commit."""
     if not Cursor.parse(end).seq:
         return "has ended and kept no group; `prorl show` says why groups were dropped"
     again = f"cursor={str(Cursor(ticket.run, 0))!r} reads it again"

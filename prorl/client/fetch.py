@@ -38,7 +38,7 @@ READ_TIMEOUT_S = wait_limit_s("client.read")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """What a ticket gave: batches of whole groups in the STREAM schema, in delivery order."""
+    """The result of a ticket: batches of whole groups in the STREAM schema, in delivery order."""
 
     batches: Iterator[pa.RecordBatch]
     """Read once. From a mapped file they are looked up one by one, so that the first is there at

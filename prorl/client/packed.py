@@ -192,8 +192,8 @@ class PackedBatch:
 
     @property
     def cursor(self) -> str:
-        """Where to go on after this batch: keep it in the checkpoint, then commit it. Empty for a
-        batch without groups.
+        """Returns the place to resume from behind this batch: keep it in the checkpoint, then
+        commit it. Empty for a batch without groups.
         """
         return str(Cursor(self.run, int(self.delivery_seq[-1]) + 1)) if self.num_sequences else ""
 

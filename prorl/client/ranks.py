@@ -40,7 +40,7 @@ Rows = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankShare:
-    """What one rank does with a step."""
+    """The share of a step that one rank trains."""
 
     passes: tuple[PackedBatch | None, ...]
     """One forward and backward each; None: one of a dummy token with weight 0, since the others
@@ -98,8 +98,8 @@ def _pack(rows: Iterable[int], sizes: Sequence[int], max_tokens: int) -> list[Ro
 
 
 def _spread(passes: list[Rows], sizes: Sequence[int], count: int) -> tuple[Rows, ...]:
-    """As many passes as the others have. The largest is split in two while one can be, then empty
-    ones follow.
+    """Splits passes until a rank has as many as the others. The largest is split in two while one
+    can be, then empty ones follow.
     """
     passes = list(passes)
     while len(passes) < count and any(len(rows) > 1 for rows in passes):

@@ -180,8 +180,9 @@ class NetworkConfig(StrictModel):
         return network_policy.NetworkPolicy(self.mode, self.allowed_hosts)
 
     def settings(self, closed_urls: Iterable[str]) -> dict[str, Any]:
-        """What sandboxd is told, but for `upstream`, which may hold a password: that is an
-        environment variable. `closed_urls`: where the service and its model servers are.
+        """Returns the settings of sandboxd, except for `upstream`, which may hold a password and is
+        therefore an environment variable. `closed_urls`: where the service and its model servers
+        are.
         """
         if self.mode == network_policy.NO_NETWORK:
             return {}

@@ -1,4 +1,4 @@
-"""Which process of a host runs which stages.
+"""Decides which process of a host runs which stages.
 
     workers: 0               service                      gateway, store, INIT -> RUN -> EVAL
     workers: 2               service, worker-0, worker-1  gateway, store; a chain in each worker

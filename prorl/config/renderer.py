@@ -1,4 +1,4 @@
-"""Which model a run speaks, and how: `renderer` of a run's config, and of each of its leases."""
+"""The model that a run speaks, and how: `renderer` of a run's config, and of each of its leases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pydantic refused, as one line in the words of this project."""
+"""Turns a refusal of pydantic into one line in the words of this project."""
 
 from __future__ import annotations
 

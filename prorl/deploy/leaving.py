@@ -1,4 +1,4 @@
-"""How a node leaves: it takes nothing new, ends or gives back what it has, waits for the store.
+"""Drains a node: it accepts nothing new, ends or returns what it has, and waits for the store.
 
     SIGTERM          `sigterm_drain_s` to end what is in hand: whoever sends it kills soon
     SIGUSR1          `drain_s`: a batch system's warning before the end of a job

@@ -149,7 +149,7 @@ class BaseEnv:
         return (*offers, *(spec for spec in task_tools(task) if spec not in offers))
 
     def _offered(self, names: Sequence[str]) -> tuple[ToolSpec, ...]:
-        """Those tools of a setting `tools` that run in the sandbox. Raises TaskError."""
+        """Returns the tools of a setting `tools` that run in the sandbox. Raises TaskError."""
         theirs = {spec.name: spec for spec in self.offers}
         inside = (name for name in names if name not in self.own_tools)
         offered = tuple(theirs.get(name) or spec_by_name(name) for name in inside)
@@ -209,7 +209,9 @@ class BaseEnv:
             return ToolResult(output=str(await answer if inspect.isawaitable(answer) else answer))
 
     def repeats(self, call: ToolCall) -> bool:
-        """Whether a call may run again: what runs in the sandbox is remembered there."""
+        """Returns whether a call may run again: calls that run in the sandbox are remembered
+        there.
+        """
         return bool(call.error) or call.name not in self.own_tools or call.name in self.repeatable
 
     async def artifact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:

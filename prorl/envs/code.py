@@ -258,7 +258,7 @@ def _head(task: Task) -> str:
 
 
 def _job(task: Task, artifact: bytes, nonce: str) -> bytes:
-    """What the judge reads: the whole program, the tests and the nonce, as JSON.
+    """Returns the input of the judge: the whole program, the tests and the nonce, as JSON.
 
     A text that defines the function follows the prompt's head; any other is the rest of its body.
     """

@@ -53,7 +53,7 @@ def _math(
 def _science(
     data: Mapping[str, Any], question: str, text: str, answer_format: str = "any"
 ) -> tuple[bool, str, str, str]:
-    """As `_math`."""
+    """Grades an answer of science; the result is that of `_math`."""
     return science.judge(data, question, in_format(text, answer_format))
 
 
@@ -74,7 +74,7 @@ def _equal(reference: str, answer: str) -> bool:
 
 
 def same_output(output: str, expected: Any, is_value: bool) -> str:
-    """Why an output is wrong; empty when it is right. A value comes as JSON."""
+    """Returns why an output is wrong; empty when it is right. A value comes as JSON."""
     if not is_value:
         return "" if same_text(output, expected) else _differs(output, expected)
     try:

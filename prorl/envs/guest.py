@@ -44,7 +44,9 @@ class GuestEnv(BaseEnv):
             )
 
     def runs_code(self, task: Task) -> bool:
-        """Where it has an argv; a guest that comes from elsewhere is on its own host."""
+        """Returns whether the guest has an argv; a guest that comes from elsewhere is on its own
+        host.
+        """
         return "argv" in task.data
 
     async def artifact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:

@@ -1,4 +1,5 @@
-"""What envs share: tools' signatures, the check of a call and of a field, a reference solution.
+"""Helpers that envs share: tools' signatures, the check of a call and of a field, a reference
+solution.
 
 A call that does not fit its signature is told to the policy as a result with exit code 2; it never
 reaches the sandbox. Tools that a task names are known by their row, users' by specs read from the
@@ -78,7 +79,7 @@ async def run_call(
 
 
 def call_problem(tools: Sequence[ToolSpec], call: ToolCall) -> str:
-    """Why a call does not fit, in words for the policy; empty when it fits."""
+    """Returns why a call does not fit, in words for the policy; empty when it fits."""
     if call.error:
         return call.error
     spec = next((tool for tool in tools if tool.name == call.name), None)
@@ -181,7 +182,9 @@ def user_spec(name: str) -> ToolSpec:
 
 
 def _spec_of_class(name: str, tool: Json) -> ToolSpec:
-    """What a tool's class says of itself. Raises TaskError for one that lacks something."""
+    """Returns the spec that a tool's class declares. Raises TaskError for one that lacks
+    something.
+    """
     if not isinstance(tool, type) or not any("__call__" in vars(base) for base in tool.__mro__):
         raise TaskError(f"tool {name!r} is {_short(tool)}", "a class with a method __call__")
     description: Json = getattr(tool, "description", None)
@@ -202,7 +205,7 @@ def _spec_of_class(name: str, tool: Json) -> ToolSpec:
 
 
 def schema_problem(parameters: Json) -> str:
-    """Why this is no schema that a call can be checked against; empty when it is.
+    """Returns why this is no schema that a call can be checked against; empty when it is.
 
     >>> schema_problem({"type": "object", "properties": {"city": {"type": "text"}}})[:40]
     "property 'city' has type 'text', which i"

@@ -126,7 +126,7 @@ class Quantity(NamedTuple):
 
     @property
     def has_unit(self) -> bool:
-        """Whether it is more than a number."""
+        """Returns whether it is more than a number."""
         return bool(self.unit != _registry().dimensionless)
 
 
@@ -153,7 +153,7 @@ def parse_unit(text: str) -> Unit | None:
 
 
 def same_kind(left: Unit, right: Unit) -> bool:
-    """Whether both measure one thing."""
+    """Returns whether both measure the same quantity."""
     return bool(left.dimensionality == right.dimensionality)
 
 

@@ -96,7 +96,7 @@ GetEnv = Callable[[str], Env]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a user's env says of a task before anything is run."""
+    """The answers of a user's env about a task, asked before anything is run."""
 
     name: str
     messages: tuple[Message, ...]
@@ -114,7 +114,9 @@ class Plan:
 
 
 def users_code(task: Task) -> tuple[str, ...]:
-    """What of a task is code of users, as the helper is told of it; empty: all of it is ours."""
+    """Returns the task's parts that are code of users, as the helper gets them; empty where all of
+    it is ours.
+    """
     tools = task.data.get("tools")
     names = [] if not isinstance(tools, list) else [str(name) for name in tools]
     theirs = sorted({*names, *named_tools(task)} - CATALOGUE.keys())
@@ -268,7 +270,9 @@ class _Asking:
 
 
 def _fault(hook: str, text: str, trace: str = "") -> RolloutError | TaskError:
-    """What users' code did wrong. A grader may do better when it is asked again."""
+    """Returns the error for what users' code did wrong. A grader may do better when it is asked
+    again.
+    """
     if hook in FIRST:
         return TaskError(text)
     if hook == "score":

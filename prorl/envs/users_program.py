@@ -74,7 +74,7 @@ async def _awaited(hook: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _code_of(thing: Any) -> str:
-    """Where the files of a user's part lie: its top package, else the file's folder."""
+    """Returns the path of the files of a user's plugin: its top package, else the file's folder."""
     module = inspect.getmodule(thing)
     file = getattr(module, "__file__", None)
     if module is None or file is None or module.__name__.startswith("prorl."):

@@ -1,4 +1,4 @@
-"""When to flush, and when to dial again."""
+"""Decides when to flush, and when to dial again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trainer and a Flight endpoint say to each other: tickets, plans, cursors.
+"""The messages between a trainer and a Flight endpoint: tickets, plans, cursors.
 
 The endpoint serves a run: a store or a replay.
 

@@ -1,4 +1,4 @@
-"""When each row was offered on an edge and taken, and when a server was called: marks.
+"""Marks of when each row was offered on an edge and received, and when a server was called.
 
 For `prorl bench pipeline` and for trials; off unless `start` was called. A mark is a line
 `ns edge what run rollout attempt` in FOLDER/NAME, by CLOCK_MONOTONIC, which all processes of a host
@@ -35,7 +35,7 @@ def start(folder: Path, name: str) -> None:
 
 
 def mark(edge: str, what: str, keys: Iterable[AttemptKey]) -> None:
-    """These rows are here now."""
+    """Notes that these rows are here now."""
     if _file is not None:
         now_ns = time.monotonic_ns()
         _file.writelines(

@@ -1,4 +1,4 @@
-"""What every Flight call of prorl has in common: options, bearer token, fork guard, first words.
+"""The parts that every Flight call of prorl shares: options, bearer token, fork guard, first words.
 
 gRPC's keepalive pings need both `keepalive_*` and `ping_timeout_ms` to notice a frozen peer, and a
 server that sends nothing for minutes answers them with GOAWAY "too many pings": our servers

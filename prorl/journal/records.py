@@ -1,4 +1,4 @@
-"""What a journal holds.
+"""The records of a journal.
 
     ROW     the READY row as RUN received it: an Arrow record batch of one row
     LIFE    a worker has taken the attempt over

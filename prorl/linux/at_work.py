@@ -1,4 +1,5 @@
-"""What a process was at when it died: a page that it shares with its parent, and who is charged.
+"""The attribution of a process's death: a page that it shares with its parent says what it was
+doing, and who is charged.
 
     page = at_work.page()                                       # the parent
     Popen(..., pass_fds=(page,), env={VARIABLE: str(page)})

@@ -1,4 +1,4 @@
-"""How a forked child ends: never by running on in its parent's code."""
+"""Ends a forked child: it never runs on in its parent's code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How much memory is left to this process: the machine's, or less where a control group bounds it.
+"""Returns how much memory remains for this process: the machine's, or less where a control group
+bounds it.
 
 Control groups count page cache as used: inactive file pages count as free here.
 """

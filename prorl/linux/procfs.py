@@ -1,4 +1,4 @@
-"""What /proc says about processes: who a pid is, what is below it, what it uses.
+"""Reads /proc about processes: who a pid is, its descendants, what it uses.
 
 A pid can be reused, so a process is named by its pid and its start time. What is gone, or not ours
 to read, is None, 0 or not in the list; nothing here raises.

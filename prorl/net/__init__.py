@@ -1,3 +1,3 @@
-"""Who is who between processes and hosts: certificates (`tls`), tokens (`bearer`), and the one
-table of who may do what (`access`).
+"""The identities of processes and hosts: certificates (`tls`), tokens (`bearer`), and the one table
+of who may do what (`access`).
 """

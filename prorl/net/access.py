@@ -1,4 +1,4 @@
-"""Who may do what: one table that the servers and their tests read.
+"""The table of access: who may do what, as the servers and their tests read it.
 
 A role comes from the certificate of a connection (`prorl.net.tls`) and from its token
 (`prorl.net.bearer`); each must allow what is asked. Whoever is on the service's own host and holds

@@ -1,4 +1,4 @@
-"""Who is who between hosts: a private authority, and certificates that carry a role.
+"""The identities of hosts: a private authority, and certificates that carry a role.
 
     authority = Authority.of(root / "tls")       # made once; the key never leaves this folder
     authority.credentials("trainer")             # a key and its certificate, for a join file
@@ -78,7 +78,9 @@ class Credentials:
 
     @property
     def peer_name(self) -> str:
-        """Whom a holder dials: the service dials nodes, everybody else the service."""
+        """Returns the name that a holder dials: the service dials nodes, everybody else the
+        service.
+        """
         return server_name("node" if self.role == "service" else "service")
 
     def server_context(self) -> ssl.SSLContext:

@@ -54,7 +54,7 @@ USERS_S = wait_limit_s("renderer.users")
 
 
 class UsersRenderer:
-    """What RUN has of a user's renderer. Its code runs in helpers."""
+    """The part of a user's renderer that lives in RUN. Its code runs in helpers."""
 
     def __init__(self, spec: str, facts: tuple[int, tuple[int, ...], int]) -> None:
         self.vocab_size, self.stop_token_ids, self.max_token_bytes = facts
@@ -67,7 +67,9 @@ class UsersRenderer:
         return cls(spec, _checked(facts, tuple[int, tuple[int, ...], int], "facts"))
 
     async def ids(self, method: str, *arguments: Any) -> Int32:
-        """What `prompt`, `bridge` or `completion` gives. Raises TaskError, and RolloutError."""
+        """Returns the ids that `prompt`, `bridge` or `completion` gives. Raises TaskError, and
+        RolloutError.
+        """
         data = _checked(await _ask_users(self._spec, method, arguments), bytes, method)
         ids = np.frombuffer(data, dtype=np.int32) if len(data) % 4 == 0 else np.array([-1])
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
@@ -78,7 +80,7 @@ class UsersRenderer:
         return ids
 
     async def completion(self, message: Message) -> Int32:
-        """As `Renderer.completion`."""
+        """See `Renderer.completion`."""
         return await self.ids("completion", message)
 
     async def parse(
@@ -141,7 +143,7 @@ async def _helpers(spec: str) -> Helpers:
 
 
 class Rendering:
-    """What one attempt renders, wherever that is done. `renderer` may be None where all of it is
+    """Renders for one attempt, wherever that is done. `renderer` may be None where all of it is
     done in a helper; without a `spec` a thread stands in for the helper.
     """
 
@@ -151,24 +153,24 @@ class Rendering:
         """Of helpers' processors."""
 
     async def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Int32:
-        """As `Renderer.prompt`. Raises TaskError, and RolloutError."""
+        """See `Renderer.prompt`. Raises TaskError, and RolloutError."""
         return await self._ids("prompt", messages, tools)
 
     async def bridge(self, completion_ids: Int32, messages: Sequence[Message]) -> Int32:
-        """As `Renderer.bridge`. Raises TaskError, and RolloutError."""
+        """See `Renderer.bridge`. Raises TaskError, and RolloutError."""
         return await self._ids("bridge", completion_ids, messages)
 
     async def parse(
         self, completion_ids: Int32, prompt_ids: Int32, tools: Sequence[ToolSpec]
     ) -> Message:
-        """As `Renderer.parse`."""
+        """See `Renderer.parse`."""
         assert self._renderer is not None
         if isinstance(self._renderer, UsersRenderer):
             return await self._renderer.parse(completion_ids, prompt_ids, tools)
         return self._renderer.parse(completion_ids, prompt_ids, tools)
 
     async def starts_segment(self, messages: Sequence[Message]) -> bool:
-        """As `Renderer.starts_segment`."""
+        """See `Renderer.starts_segment`."""
         assert self._renderer is not None
         if isinstance(self._renderer, UsersRenderer):
             return await self._renderer.starts_segment(messages)
@@ -269,7 +271,7 @@ def check_room(num_tokens: int, max_tokens: int) -> None:
 
 
 def _weight(arguments: tuple[Any, ...]) -> int:
-    """What a rendering costs, in bytes of text."""
+    """Returns the cost of a rendering, in bytes of text."""
     lists = [argument for argument in arguments if not isinstance(argument, np.ndarray)]
     return _size(arguments) + MESSAGE_BYTES * sum(map(len, lists))
 

@@ -27,7 +27,9 @@ USERS_S = wait_limit_s("renderer.check_users")
 
 
 async def check(spec: RendererSpec) -> dict[str, Json]:
-    """What the run's manifest keeps. Raises ConfigError with what is missing."""
+    """Returns the facts about a renderer that the run's manifest keeps. Raises ConfigError with
+    what is missing.
+    """
     if spec == RendererSpec(model="bytes", date=spec.date):
         return describe(make_renderer(spec), spec)
     if is_ours(spec):

@@ -18,7 +18,7 @@ from prorl.renderer.template import TemplateDialect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How one family of models writes calls and thoughts, and ends its turns."""
+    """The way in which a family of models writes calls and thoughts, and ends its turns."""
 
     name: str
     signs: tuple[str, ...]

@@ -137,7 +137,7 @@ SAMPLE = "def f(x):\n    return 24 * x  # café"
 
 
 def describe(renderer: Renderer, spec: RendererSpec) -> dict[str, Json]:
-    """What a run's manifest keeps of its renderer: hashes, family, what was proved."""
+    """Returns the facts of a renderer for a run's manifest: hashes, family, what was proved."""
     facts: dict[str, Json] = {"renderer": type(renderer).__name__, "model": spec.model}
     tokenizer_json = Path(spec.model) / "tokenizer.json"
     if tokenizer_json.is_file():

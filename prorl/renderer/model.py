@@ -40,7 +40,7 @@ SEGMENT = "segment"
 
 
 class Verdict(StrEnum):
-    """How the template's next prompt relates to what we append, from best to worst."""
+    """The relation of the template's next prompt to what we append, from best to worst."""
 
     EXACT = "exact"
     """The template writes the same."""
@@ -99,7 +99,7 @@ class Proof(NamedTuple):
         return max((self.findings[kind].verdict for kind in kinds), key=list(Verdict).index)
 
     def summary(self) -> tuple[str, str]:
-        """How such a model is run, and why.
+        """Returns how such a model is run, and why.
 
         `exact`, `append or segment`, `segment` at user messages, or `no tools`.
         """
@@ -200,7 +200,7 @@ class TemplateRenderer:
         return np.concatenate(parts)
 
     def _tool_problem(self) -> tuple[str, str, str] | None:
-        """Why tools cannot be offered, what was expected, how to mend it."""
+        """Returns why tools cannot be offered, what was expected, how to mend it."""
         if self.proof is None:
             return None
         if self.proof.tools:
@@ -257,11 +257,13 @@ class TemplateRenderer:
         return Message(role="assistant", content=content, tool_calls=tuple(calls))
 
     def _no_tools(self, template: ChatTemplate) -> list[Mapping[str, Json]] | None:
-        """What stands for tools where they do not matter: a template for tools has some."""
+        """Returns the tools that stand in where tools do not matter: a template for tools has
+        some.
+        """
         return None if template is self.template else []
 
     def starts_segment(self, messages: Sequence[Message]) -> bool:
-        """Whether these new messages begin a new segment.
+        """Returns whether these new messages begin a new segment.
 
         They do where the template would rewrite its past and the run wants it so, or where nothing
         shows how they could be appended.
@@ -274,7 +276,9 @@ class TemplateRenderer:
         return verdict is not Verdict.EXACT
 
     def facts(self) -> dict[str, Json]:
-        """What a run's manifest says of the renderer: family, template's hash, what was proved."""
+        """Returns the facts of the renderer for a run's manifest: family, template's hash, what was
+        proved.
+        """
         proof = self.proof
         findings = proof.findings.items() if proof else ()
         stops = {id: text for text, id in self.tokenizer.specials.items()}
@@ -324,7 +328,7 @@ class TemplateRenderer:
         return split_thoughts(text, self.family.thoughts, is_open=is_open, call_opener=opener)
 
     def _is_open(self, prompt_ids: Int32) -> bool:
-        """Whether a prompt ends in the beginning of a thought."""
+        """Returns whether a prompt ends in the beginning of a thought."""
         if self.family.thoughts is None:
             return False
         end = self._speech.text(prompt_ids[-_PROMPT_END:]).rstrip()
@@ -341,7 +345,8 @@ class TemplateRenderer:
     # ---- what a model would say
 
     def completion(self, message: Message) -> Int32:
-        """What a model would sample to say this assistant message, end marker included.
+        """Returns the ids that a model would sample to say this assistant message, end marker
+        included.
 
         For oracles and warm starts. Raises ConfigError where the template writes no such message.
         """
@@ -372,7 +377,8 @@ class TemplateRenderer:
         return (ends[-1] if self.family.any_end_closes else ends[0]) if ends else 0
 
     def written_turn(self, before: str, after: str) -> str | None:
-        """What the assistant says in `after`, whose prompt was `before`; None for another prompt.
+        """Returns the assistant's turn in `after`, whose prompt was `before`; None for another
+        prompt.
 
         A thought that the prompt opens and the history lacks is closed first.
         """

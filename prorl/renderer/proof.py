@@ -1,4 +1,4 @@
-"""What is proved of a model when its renderer is made: per kind of turn, whether what `bridge`
+"""Proves properties of a model when its renderer is made: per kind of turn, whether what `bridge`
 appends is what the template itself would write.
 
 For each case: the template's prompt of the next turn = its prompt of this turn + what the assistant
@@ -50,7 +50,7 @@ _MORE = (Message(role="user", content="zmore"),)
 
 
 def cases(*, thinks: bool, system: bool = True) -> tuple[Case, ...]:
-    """What is proved, with a thought in each turn or with none."""
+    """Returns the cases to prove, with a thought in each turn or with none."""
     thoughts = _THOUGHT if thinks else ""
     start = (_SYSTEM, _QUESTION) if system else (_QUESTION,)
     answer = Message(role="assistant", content="zanswer", reasoning=thoughts)
@@ -99,7 +99,7 @@ def _no_system(renderer: TemplateRenderer) -> str:
 
 
 def _thinks(renderer: TemplateRenderer) -> bool:
-    """Whether a turn begins in a thought, or shows one that the prompt had not closed."""
+    """Returns whether a turn begins in a thought, or shows one that the prompt had not closed."""
     if renderer.opens_thoughts:
         return True
     answer = Message(role="assistant", content="zanswer", reasoning=_THOUGHT)
@@ -217,7 +217,7 @@ def check_tokenizer(renderer: TemplateRenderer, where: str) -> None:
 
 
 def _all_cases(renderer: TemplateRenderer) -> str:
-    """What the template writes of every case that it does not refuse."""
+    """Returns the text that the template writes of every case that it does not refuse."""
     conversations = [
         renderer.family.dialect.messages((*case.past, *case.new)) for case in cases(thinks=True)
     ]

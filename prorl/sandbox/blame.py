@@ -1,4 +1,4 @@
-"""Whose fault it is that a sandbox, or a call in it, came to nothing: one table, cause -> code.
+"""Assigns the blame for a sandbox, or a call in it, that came to nothing: one table, cause -> code.
 
 A cause is told apart by what nothing inside a sandbox can make: how the launcher ended and with
 what exit code, what the control group counted, which signals the kind lets an agent send, whether a
@@ -23,7 +23,7 @@ KILLED = 128
 
 
 class Cause(StrEnum):
-    """What happened, in the words that a row's message begins with."""
+    """The cause of a failure, in the words that a row's message begins with."""
 
     STOPPED = "the sandbox was stopped"
     UNKNOWN = "the sandbox is not known here"
@@ -58,7 +58,7 @@ CODES: Mapping[Cause, FailureCode] = {
 
 
 class Fate(NamedTuple):
-    """Why a sandbox does not answer, and what a row says of it."""
+    """The reason why a sandbox does not answer, and what a row says of it."""
 
     code: FailureCode
     message: str

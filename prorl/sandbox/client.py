@@ -50,7 +50,7 @@ END = encode({"op": "end"})
 
 class FateOf(Protocol):
     def __call__(self, ref: SandboxRef, seen: Cause) -> Awaitable[Fate]:
-        """Why a sandbox came to nothing, of which `seen` is what the client noticed."""
+        """Returns why a sandbox came to nothing, of which `seen` is what the client noticed."""
 
 
 @asynccontextmanager
@@ -110,7 +110,7 @@ class ConnectedSandbox:
         self._num_steps = 0
 
     def mark(self, call: CallId | None) -> None:
-        """What is asked next belongs to this tool call; see `prorl.journal.Marks`."""
+        """Marks the next request as belonging to this tool call; see `prorl.journal.Marks`."""
         self._call, self._num_steps = call, 0
 
     async def call(self, tool: str, arguments: Mapping[str, Json], timeout_s: float) -> ToolResult:

@@ -139,7 +139,7 @@ class UnixSandboxHost:
         return status
 
     async def fate(self, ref: SandboxRef, seen: Cause = Cause.HUNG_UP) -> Fate:
-        """Why a sandbox does not answer; when sandboxd is gone too, that is why."""
+        """Returns why a sandbox does not answer; when sandboxd is gone too, that is why."""
         ask = {"op": "fate", "sandbox_id": ref.sandbox_id, "seen": seen.name}
         try:
             answer = await self._ask(ask, REQUEST_S)

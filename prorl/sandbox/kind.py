@@ -1,4 +1,4 @@
-"""What a kind of sandbox is to sandboxd: one record, which `kinds/*.py` fill in.
+"""The record by which sandboxd knows a kind of sandbox, which `kinds/*.py` fill in.
 
 A kind's module is imported by sandboxd, which asks the record what the kind can do, and by the
 zygote, which forks from it: so it imports nothing heavy, no dataclasses either, and does nothing at
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SandboxKind(NamedTuple):
-    """How sandboxes of one kind start, what they can run, and what holds them."""
+    """A kind of sandbox: how it starts, what it can run, and what holds it."""
 
     fix: str
     """What to do when the kind does not work."""
@@ -85,7 +85,9 @@ def room() -> int:
 
 
 def short_of_terminals(count: int) -> str:
-    """What is wrong, and how to mend it, where the kernel has too few for so many sandboxes."""
+    """Returns what is wrong, and how to mend it, where the kernel has too few for so many
+    sandboxes.
+    """
     if (available := room()) >= count:
         return ""
     needed = count * MAX_PTYS + _terminals("reserve")

@@ -13,7 +13,7 @@ from prorl.types import SandboxSpec, ToolResult
 
 
 class Sent(NamedTuple):
-    """What a command gave.
+    """The result of a command.
 
     Its output (both streams, capped), exit code (124 after a time-out) and whether time ran out.
     """

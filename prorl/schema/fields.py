@@ -1,5 +1,6 @@
-"""What the schemas are made of: columns without nulls, structs, and the fields that several share.
-`prorl.schema` puts them together; whoever reads or writes an edge or a table starts there.
+"""The parts of which the schemas are made: columns without nulls, structs, and the fields that
+several share. `prorl.schema` puts them together; whoever reads or writes an edge or a table starts
+there.
 """
 
 from __future__ import annotations

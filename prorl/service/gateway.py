@@ -270,9 +270,9 @@ class Gateway:
                     self._tell_stuck(run)
 
     async def _tell_store(self, store: WorkerRecord, runs: Iterable[RunRecord]) -> None:
-        """These runs, and what the outbox has behind the session's cursor. Much takes long to read:
-        the loop serves others meanwhile. Nothing becomes durable until it is done, so that what is
-        read is the log of one moment.
+        """Sends the store these runs, and what the outbox has behind the session's cursor. Much
+        takes long to read: the loop serves others meanwhile. Nothing becomes durable until it is
+        done, so that what is read is the log of one moment.
         """
         for run in runs:
             self._send(store, run_news(self._log, run))

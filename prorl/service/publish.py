@@ -550,8 +550,8 @@ class WeightPublisher:
             self._tending.pop(name, None)
 
     def _recall(self) -> None:
-        """What backends should serve, from the log, after a restart of the gateway. Until they say
-        so they are fenced.
+        """Reads from the log what backends should serve, after a restart of the gateway. Until they
+        say so they are fenced.
         """
         runs = [run for run in self._core.state.open.values() if run.weights.version]
         for run in sorted(runs, key=lambda run: run.created_at):

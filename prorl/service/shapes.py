@@ -1,4 +1,4 @@
-"""What each route answers when all is well: mypy checks it where it is made, OpenAPI shows it."""
+"""The answer of each route when all is well: mypy checks it where it is made, OpenAPI shows it."""
 
 from __future__ import annotations
 

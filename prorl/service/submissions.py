@@ -1,6 +1,6 @@
-"""What a submission goes through before it counts: a run's config, a group's task and its room.
-Checks come first and may take long; what they let in is accepted in pieces, so that a long batch
-lets others in between.
+"""The checks that a submission passes before it counts: a run's config, a group's task and its
+room. Checks come first and may take long; what they let in is accepted in pieces, so that a long
+batch lets others in between.
 """
 
 from __future__ import annotations
@@ -252,8 +252,8 @@ def pieces(sizes: Sequence[int]) -> Iterator[slice]:
 
 
 async def _check_prompt(gateway: Gateway, config: RunConfig) -> CheckPrompt:
-    """By bytes alone: what fits them may still be too long, which INIT finds when it renders it.
-    With `skip_invalid` it is INIT's to find, too.
+    """Checks a prompt by its bytes alone: one that fits them may still be too long, which INIT
+    finds when it renders it. With `skip_invalid` it is INIT's to find, too.
     """
     if config.skip_invalid:
         return lambda env, messages, tools: None

@@ -1,4 +1,4 @@
-"""What a service holds besides processes: its root's lock, token, service.json, short folders.
+"""The things of a service besides processes: its root's lock, token, service.json, short folders.
 
 Beside the root lie a folder for the sockets of its processes and one for the notes of its sandboxd.
 

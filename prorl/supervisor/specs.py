@@ -99,7 +99,9 @@ def sandboxd_args(config: ServiceConfig) -> tuple[str, ...]:
 
 
 def own_urls(config: ServiceConfig) -> list[str]:
-    """Where the service itself and its model servers are: no sandbox reaches them."""
+    """Returns the addresses of the service itself and of its model servers: no sandbox reaches
+    them.
+    """
     listener = config.listener
     urls = [listener.url, listener.gateway, listener.store] if listener else []
     return [*urls, *config.backends, *config.models, config.gateway]

@@ -1,4 +1,4 @@
-"""Where rows come from: a path -> rows, each with its place for people (docs/tasks.md, Containers).
+"""Reads rows from a path, each with its place for people (docs/tasks.md, Containers).
 
 A row that cannot be read is given as a TaskError, so that a reader may go on behind it; a file that
 cannot be read raises one.

@@ -1,4 +1,4 @@
-"""How bytes become a file that a reader can trust: whole or absent, whatever dies in between.
+"""Writes bytes as a file that a reader can trust: whole or absent, whatever dies in between.
 
 Local: a temporary name in the same directory, fsync, rename, fsync of the directory. Object stores:
 one put that fails when the key exists (`If-None-Match: *`), which fsspec calls mode "create".

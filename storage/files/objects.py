@@ -172,7 +172,7 @@ class ObjectFiles(pafs.FSSpecHandler):  # type: ignore[misc]
 
 
 class _Quiet:
-    """What `pa.PythonFile` needs of a file."""
+    """The part of a file that `pa.PythonFile` needs."""
 
     def __init__(self, file: Any, path: str) -> None:
         self._file, self._path = file, path

@@ -1,4 +1,4 @@
-"""Which runs there are below a root, on a disk or in an object store."""
+"""Lists the runs below a root, on a disk or in an object store."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a run directory needs over time: compaction, collection, retention."""
+"""The upkeep of a run directory over time: compaction, collection, retention."""

@@ -1,4 +1,5 @@
-"""Which stored runs may go, and how they go: at once for every reader, whatever dies meanwhile.
+"""Decides which stored runs may go, and removes them: at once for every reader, whatever dies
+meanwhile.
 
 A run is kept while somebody counts on it: it is open in the root's control log, it streams to a
 trainer that has not committed everything it was handed, or groups of it wait for that trainer. A

@@ -1,4 +1,5 @@
-"""Which groups of a run are kept: the filter is asked, and what it says is proposed to the log.
+"""Decides which groups of a run are kept: the filter decides, and its decision is proposed to the
+log.
 
     group_complete -> filter (on a thread of its own) -> Propose -> outbox -> delivery order
 
@@ -77,7 +78,7 @@ class Decider:
         self._wakeup.set()
 
     def look(self, rollouts: pa.Table) -> None:
-        """These rows were committed: what waited for them may be decided."""
+        """Notes that these rows were committed: groups that waited for them may be decided."""
         rows = rollouts.select(SEES).filter(
             pc.equal(rollouts.column("status"), RolloutState.COMPLETED.value)
         )

@@ -1,4 +1,4 @@
-"""What a store or a replay answers to trainers over Flight (shapes: `prorl/flight/ticket.py`).
+"""Answers trainers over Flight for a store or a replay (shapes: `prorl/flight/ticket.py`).
 
 A plan names groups and the place of each in one hot file, in delivery order; it ends early where
 the next group would lie in another file, so that a plan never needs two. `do_get` answers from the

@@ -1,4 +1,4 @@
-"""What became of tasks before: one row a task, over this run and the earlier ones that it names.
+"""The history of tasks: one row a task, over this run and the earlier ones that it names.
 
 A hundred bytes a task; made from stored rows when a store starts, then kept up to date.
 """

@@ -1,4 +1,4 @@
-"""What waits to be written for one run, and when it must be: the writer's bounded inbox.
+"""The rows that wait to be written for one run, and when they must be: the writer's bounded inbox.
 
 Bounded by credit: rows come from an `Inlet`, which grants no more than its slots; terminal rows,
 tasks and group events come from the gateway, as many as it has. Rows are keyed by their attempt, so

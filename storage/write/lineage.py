@@ -1,4 +1,4 @@
-"""What a trainer says of a checkpoint, checked where it comes in."""
+"""The lineage that a trainer reports of a checkpoint, checked where it comes in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trainer logs of a step (`Client.log`), checked where it comes in.
+"""The figures that a trainer logs of a step (`Client.log`), checked where they come in.
 
 {"run": "mine", "consumer": "primary", "step": 7, "version": 3, "key": "...",
  "values": {"loss": 0.12, "grad_norm": 0.9}}

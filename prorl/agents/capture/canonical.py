@@ -1,4 +1,4 @@
-"""What all dialects have in common: a conversation that asks for its next message, and the reply.
+"""The parts that all dialects share: a conversation that asks for its next message, and the reply.
 
 A message is compared with what the same agent sent before, so its digest leaves out what wanders
 between two requests: item ids, `cache_control`, how a text is cut into parts, the order of keys and
@@ -56,7 +56,7 @@ IMAGE = "[an image, which this policy does not see]"
 
 
 class RefusedError(UserError):
-    """What a client asks and the door cannot express (HTTP 400)."""
+    """A client asks for something that the door cannot express (HTTP 400)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ def _num_values(text: str) -> int:
 
 
 def is_deep(value: Json, room: int = MAX_DEPTH) -> bool:
-    """Whether a JSON value nests deeper than what shows it can follow."""
+    """Returns whether a JSON value nests deeper than its readers can follow."""
     if isinstance(value, dict):
         value = list(value.values())
     return isinstance(value, list) and (not room or any(is_deep(item, room - 1) for item in value))

@@ -87,12 +87,14 @@ class Door:
 
     @property
     def ended(self) -> asyncio.Future[RolloutError]:
-        """Why the attempt can say nothing more, once it cannot: a budget, a lost backend."""
+        """Returns a future of the reason why the attempt can sample nothing more: a budget, a lost
+        backend.
+        """
         return self._ledger.ended
 
     @property
     def has_calls(self) -> bool:
-        """Whether a request has become a model call, replied to or not."""
+        """Returns whether a request has become a model call, replied to or not."""
         return self._ledger.has_calls
 
     @property
@@ -166,7 +168,7 @@ class Door:
 
     @asynccontextmanager
     async def _incoming(self, request: web.BaseRequest, end: str) -> AsyncIterator[Incoming]:
-        """What a request says; its bytes count until the block ends.
+        """Yields a parsed request, whose bytes count until the block ends.
 
         Raises RefusedError, BusyError.
         """

@@ -1,4 +1,4 @@
-"""Where each request of an attempt stands among the ids that exist already.
+"""Places each request of an attempt among the ids that exist already.
 
     request -> canonical messages -> chain of digests -> the call whose prompt it begins with
             -> recorded ids + bridge(what is new)           the same sequence, or a fork
@@ -306,7 +306,9 @@ class Ledger:
     # ---- ids
 
     def _new_messages(self, tail: Sequence[Message], reply: Reply) -> list[Message]:
-        """What is new, as the template is told: results in the order of their calls."""
+        """Returns the messages that are new to the template: results in the order of their
+        calls.
+        """
         order = {call.id: index for index, call in enumerate(reply.message.tool_calls)}
         results = 0
         while results < len(tail) and tail[results].role == "tool":
@@ -336,7 +338,8 @@ class Ledger:
         return None
 
     async def _has_mismatch(self, parent: Call, conversation: ConversationRequest) -> bool:
-        """Whether rendering a request whole would change the ids that its past was sampled as.
+        """Returns whether rendering a request whole would change the ids that its past was sampled
+        as.
 
         It is what a server's own chat endpoint would do, and the only reason why it is done here.
         A mismatch is inherited. A long conversation is looked at when its calls have
@@ -427,7 +430,9 @@ class Ledger:
         self._record.door = DoorCounts(**counted)
 
     def _unheard(self) -> Iterator[Call]:
-        """Of the replies to one prompt, those that the agent did not go on with."""
+        """Yields the replies that the agent did not continue, where a prompt was sampled more than
+        once.
+        """
         for siblings in self._by_prompt.values():
             if len(siblings) > 1:
                 continued = [call for call in siblings if call.continued]
@@ -438,7 +443,7 @@ class Ledger:
 
 
 def is_echo(reply: Message, sent: Message) -> bool:
-    """Whether an agent's message stands for our reply: by its calls, else by its text."""
+    """Returns whether an agent's message stands for our reply: by its calls, else by its text."""
     if sent.role != "assistant":
         return False
     if reply.tool_calls:
@@ -447,7 +452,7 @@ def is_echo(reply: Message, sent: Message) -> bool:
 
 
 def is_edited(reply: Message, sent: Message) -> bool:
-    """Whether an echo says something else than our reply did."""
+    """Returns whether an echo differs from our reply."""
 
     def comparable(message: Message) -> list[tuple[str, str]]:
         return [(call.name, canonical_arguments(call)) for call in message.tool_calls]

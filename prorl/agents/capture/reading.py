@@ -1,4 +1,4 @@
-"""What a client sent, as a conversation: read on the loop where it is small, else in a helper.
+"""Reads a client's request as a conversation: on the loop where it is small, else in a helper.
 
     incoming = await read("/chat/completions", body, rank=0.0)    # Raises RefusedError
 
@@ -37,14 +37,14 @@ PROGRAM = HelperProgram(
 
 
 class Dialect(Protocol):
-    """What reads and writes one API: a module, or an object."""
+    """A module or an object that reads and writes one API."""
 
     @property
     def KEEP_ALIVE(self) -> bytes:
         """Returns what is written into a stream whose reply is not there yet."""
 
     def parse(self, body: dict[str, Json]) -> ConversationRequest:
-        """What a request asks. Raises RefusedError."""
+        """Parses a request. Raises RefusedError."""
 
     def answer(self, conversation: ConversationRequest, reply: Reply) -> Json:
         """The whole answer."""

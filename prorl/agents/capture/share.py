@@ -1,4 +1,4 @@
-"""How much of the loop the requests of one attempt may take from all others.
+"""Limits how much of the loop the requests of one attempt take from all others.
 
     account = Account()                          # one an attempt
     await share().admit(account)                 # before each connection and request
@@ -37,7 +37,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Account:
-    """What one attempt's requests have taken of the loop lately."""
+    """The loop time that one attempt's requests have used lately."""
 
     def __init__(self) -> None:
         self._spent_s, self._at = 0.0, 0.0

@@ -1,4 +1,5 @@
-"""How a weight publisher speaks to the embedded backend: as to vLLM, and one route for weights.
+"""The routes by which a weight publisher drives the embedded backend: those of vLLM, and one more
+for weights.
 
     POST /pause?mode=abort|wait|keep    POST /resume    GET /weight_info
     POST /update_weights {"path": "/dir", "version": 7, "label": "what replies call them"}

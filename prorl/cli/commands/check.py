@@ -37,7 +37,7 @@ PROGRESS_S = 10.0
 
 
 class TaskCheck(NamedTuple):
-    """What one task is worth to an oracle, twice, and to a policy that says nothing useful."""
+    """The scores of one task for an oracle, twice, and for a policy that says nothing useful."""
 
     task_id: str
     oracle: tuple[float, ...] = ()
@@ -142,7 +142,7 @@ async def _check_all(tasks: Sequence[Task], kind: str) -> list[TaskCheck]:
 
 
 def sandbox_settings() -> dict[str, Any]:
-    """Where images are and how they are built, as the environment says it of a service."""
+    """Returns the settings of images and of their builds that the environment gives a service."""
     sandbox = sandbox_environment()
     return {
         "images": str(sandbox.images.absolute()) if sandbox.images else "",
@@ -205,8 +205,8 @@ def _refused_calls(tools: Sequence[ToolSpec], messages: Iterable[Message]) -> li
 
 
 def _reference_problem(env: Env, first: Score, again: Score, policy: str) -> str:
-    """What is wrong with the two scores of the reference, or of a useless answer where there is no
-    reference.
+    """Returns the problem with the two scores of the reference, or of a useless answer where there
+    is no reference.
     """
     name = "the reference solution" if policy == "oracle" else "a useless answer"
     if first.reward != again.reward:

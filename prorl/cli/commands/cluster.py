@@ -106,7 +106,9 @@ def cluster(
 
 
 def _own_address(root: Path) -> str:
-    """Where nodes of other hosts reach this one: as they reach the service, which runs here."""
+    """Returns the address at which nodes of other hosts reach this one: the service runs here,
+    too.
+    """
     listener = parse(ServiceConfig, load_file(root / "service.json"), str(root)).listener
     if listener is None:
         return "127.0.0.1"  # and no join file: the placer says so

@@ -92,7 +92,7 @@ def spec_of(directory: Path, sets: tuple[str, ...] | list[str]) -> RendererSpec:
 
 
 def lines(proved: dict[str, Json]) -> Iterator[str]:
-    """What is known of a model's directory, for people."""
+    """Yields the facts about a model's directory, for people."""
     yield f"{'renderer':<18}{proved['renderer']}"
     for key in ("family", "how", "thinks", "switches", "stop_tokens", "vocab_size"):
         if key in proved:

@@ -52,7 +52,8 @@ def evaluate(
     json: JsonObject = False,
     quiet: Quiet = False,
 ) -> int:
-    """How good a policy is: pass@k with Wilson's 95 % interval over tasks; nothing is trained.
+    """Measure how good a policy is: pass@k with Wilson's 95 % interval over tasks; nothing is
+    trained.
 
     With --stored RUN no model is asked: its stored artifacts are graded again, by other tests
     (--tasks, by task id), another env (--env) or mended graders. Nothing stored changes; the new

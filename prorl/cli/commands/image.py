@@ -250,7 +250,7 @@ def _row(image: Image, num_bytes: int) -> tuple[object, ...]:
 
 @image.command
 def du(*, images: Where = None) -> int:
-    """What images take on disk: whole, and what `rm` and `gc` would give back."""
+    """Print the disk space that images take: in all, and what `rm` and `gc` would free."""
     there = Registry(registry_root(images)).list()
     users = Counter(digest for each in there for digest in each.layers)
     own, sizes = {each.digest: each.bytes for each in there}, _sizes(there)

@@ -94,7 +94,7 @@ async def _serve(config: ServiceConfig, beside: Mapping[tuple[str, ...], int]) -
 
 
 def _lines(running: Supervisor) -> Iterator[str]:
-    """Where the service is, and how it is reached and stopped."""
+    """Yields the lines that say where the service is, and how it is reached and stopped."""
     root, listener = running.config.root, running.config.listener
     yield f"serving  {running.url}   root {root}"
     yield f"connect  prorl.connect({str(root)!r})   token in {root / 'token'}"

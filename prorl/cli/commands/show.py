@@ -159,7 +159,7 @@ def lines(record: dict[str, Json]) -> Iterator[str]:
 
 
 def _attempt(attempt: dict[str, Any]) -> Iterator[str]:
-    """Why and where an attempt ended that did not commit."""
+    """Yields the lines that say why and where an attempt ended that did not commit."""
     places = (attempt[name] for name in ("worker", "node", "server"))
     where = " · ".join(filter(None, map(clean, places)))
     yield (

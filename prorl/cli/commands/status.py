@@ -26,7 +26,7 @@ def status(
     url: ServiceUrl = "",
     json: JsonObject = False,
 ) -> int:
-    """What the service of a root is doing: its workers, its open runs, what needs a look.
+    """Show what the service of a root is doing: its workers, its open runs, what needs attention.
 
     Example: prorl status --watch 2
 
@@ -192,7 +192,7 @@ def servers_out(answer: Mapping[str, Json]) -> Iterator[str]:
 
 
 def step_words(steps: Mapping[str, Json]) -> str:
-    """Where the time of a trainer's steps went, and what to scale."""
+    """Returns the words for where the time of a trainer's steps went, and what to scale."""
     waited, idle = steps["trainer_wait_share"], steps["idle_slot_share"]
     advice = "The trainer is fed well"
     if waited > WAITS_MUCH:

@@ -170,7 +170,7 @@ def _of_guest(task: Task) -> Task:
 
 
 def trainer_config(recipe: Recipe, root: Path, name: str, model: Path) -> dict[str, Json]:
-    """What `python -m prorl.trainer` reads."""
+    """Returns the configuration that `python -m prorl.trainer` reads."""
     return {
         "service": str(root.absolute()),
         "run": name,
@@ -213,7 +213,9 @@ def training_dir(root: Path, name: str) -> Path:
 
 
 def checkpoints_dir(root: Path, name: str) -> Path:
-    """Where each trainer puts a folder a step, by number: step-00000012, checkpoint-12."""
+    """Returns the folder in which each trainer puts a folder a step, by number: step-00000012,
+    checkpoint-12.
+    """
     return training_dir(root, name) / "checkpoints"
 
 

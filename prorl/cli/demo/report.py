@@ -1,4 +1,4 @@
-"""How a demo ended: SQL over the Parquet files of its runs and its trainer."""
+"""Reports how a demo ended: SQL over the Parquet files of its runs and its trainer."""
 
 from __future__ import annotations
 

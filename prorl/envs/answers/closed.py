@@ -56,16 +56,16 @@ _SPOKEN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 
 def is_closed_form(node: Node) -> bool:
-    """Whether a tree is a number, or powers, roots, quotients, factorials and binomial coefficients
-    of numbers: no sum, difference or product, no symbol.
+    """Returns whether a tree is a number, or powers, roots, quotients, factorials and binomial
+    coefficients of numbers: no sum, difference or product, no symbol.
     """
     return node.op == "num" or (node.op in _OPERATIONS and all(map(is_closed_form, node.args)))
 
 
 def poses(question: str, reference: Node, answer: Node) -> bool:
-    """Whether a question asks for what a closed form leaves to be done: it writes an expression of
-    the reference's value, or the numbers of a quotient in the answer (`12/4` of 12 liters in 4
-    minutes).
+    """Returns whether a question asks to work out what a closed form leaves undone: it writes an
+    expression of the reference's value, or the numbers of a quotient in the answer (`12/4` of 12
+    liters in 4 minutes).
     """
     if _divides(answer, question):
         return True

@@ -1,4 +1,4 @@
-r"""Whether two trees of `parse.py` say one thing.
+r"""Decides whether two trees of `parse.py` mean the same.
 
 The reference decides what counts: order in a tuple, not in a set; both bounds of an interval;
 every value of `\pm`.
@@ -38,7 +38,7 @@ def same(reference: Node, answer: Node) -> bool:
 
 
 def _measured(node: Node) -> tuple[Node, str]:
-    """(what is measured, its unit); the unit behind an equation is its right side's."""
+    """Returns (measured tree, its unit); the unit behind an equation is its right side's."""
     if node.op == "unit":
         return node.args[0], unit_text(node.name)
     if node.op == "relation" and node.args[-1].op == "unit":
@@ -101,7 +101,8 @@ def _same_scalar(reference: Node, answer: Node) -> bool:
 
 
 def assigned(node: Node) -> Node | None:
-    """What an equation gives its name: of `x = 5`, `f(x) = 5`, `2 * 3 = 6`; None if it does not.
+    """Returns the value that an equation gives to its name: of `x = 5`, `f(x) = 5`, `2 * 3 = 6`;
+    None if it gives none.
 
     >>> from prorl.envs.answers.parse import parse
     >>> assigned(parse("x = 5")).value, assigned(parse("5 = x")).value, assigned(parse("4 = 5"))
@@ -124,7 +125,7 @@ def assigned(node: Node) -> Node | None:
 
 
 def is_name(node: Node) -> bool:
-    """Whether a tree is a name for a value: `x`, `f(x)`, `AB`."""
+    """Returns whether a tree is a name for a value: `x`, `f(x)`, `AB`."""
     if node.op == "sym":
         return bool(symbols(node)) and not node.name.startswith("\\")
     if node.op == "call":
@@ -203,7 +204,9 @@ def _same_sequence(reference: Node, answer: Node) -> bool:
 
 
 def _same_tuple(reference: Node, answer: Node) -> bool:
-    """Whether an answer has a tuple's items in order; a pair may also be an interval as a set."""
+    """Returns whether an answer has a tuple's items in order; a pair may also be an interval as a
+    set.
+    """
     is_interval = answer.op != "sequence" or answer.name == "]["
     if answer.op == "list" and (answer.name == "or" or len(_names_of(answer)) == 1):
         return False  # one value or another
@@ -348,6 +351,6 @@ def _same_relation(reference: Node, answer: Node) -> bool:
 
 
 def _clash(left: Node, right: Node) -> bool:
-    """Whether two equations define different letters."""
+    """Returns whether two equations define different letters."""
     names = [next((arg.name for arg in node.args if arg.op == "sym"), "") for node in (left, right)]
     return "" not in names and names[0] != names[1]

@@ -1,4 +1,4 @@
-"""What an expression is worth, and whether two expressions are equal.
+"""Evaluates expressions, and decides whether two are equal.
 
 The value is exact where it is rational, else a double.
 
@@ -57,7 +57,9 @@ class UndefinedError(ValueError):
 
 
 def equal(left: Node, right: Node) -> bool:
-    """Whether two expressions have one value, wherever both have one. Raises UnreadableError."""
+    """Returns whether two expressions have the same value, wherever both have a value. Raises
+    UnreadableError.
+    """
     names = sorted(symbols(left) | symbols(right))
     agreed = 0
     for point in _points(names, left, right):
@@ -74,7 +76,9 @@ def equal(left: Node, right: Node) -> bool:
 
 
 def proportional(left: Node, right: Node) -> bool:
-    """Whether one is the other times a number that is not 0: two equations `= 0` are then one."""
+    """Returns whether an expression is the other times a number that is not 0: two equations `= 0`
+    are then the same.
+    """
     names = sorted(symbols(left) | symbols(right))
     ratios: list[Number] = []
     for point in _points(names, left, right):

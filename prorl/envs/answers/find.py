@@ -115,7 +115,8 @@ FORMATS: tuple[AnswerFormat, ...] = get_args(AnswerFormat)
 
 
 def in_format(text: str, answer_format: str) -> str:
-    r"""What of a text may hold its answer, by one of FORMATS; empty where nothing does.
+    r"""Returns the part of a text that may hold its answer, by one of FORMATS; empty where nothing
+    does.
 
     >>> in_format("So \\boxed{4}, I think.", "boxed"), in_format("Is it 4?", "boxed")
     ('\\boxed{4}', '')
@@ -166,7 +167,9 @@ def _marked(text: str) -> tuple[int, str]:
 
 
 def _boxes(text: str) -> tuple[int, str]:
-    """(where, what) in the last box, with the boxes before it that it is joined to."""
+    """Returns (position, content) of the last box, with the boxes before it that it is joined
+    to.
+    """
     # the last ones: a text of nothing but boxes costs no more than they do
     marks = list(_BOX.finditer(text))[-_MAX_BOXES:]
     spans = [span for mark in marks if (span := _box(text, mark.start(), mark.end()))]
@@ -294,7 +297,9 @@ def _last_sentence(text: str) -> str:
 
 
 def stated(sentence: str) -> tuple[str, ...]:
-    """What stands behind the verb or equals sign, where that can be an answer; else nothing."""
+    """Returns what stands behind the verb or equals sign, where that can be an answer; else
+    nothing.
+    """
     copula = _COPULA.search(sentence, max(sentence.rfind("="), 0))  # none stands before a sign
     if copula is None or _DENIED.search(sentence[: copula.start()]):
         return ()

@@ -1,4 +1,4 @@
-r"""Whether a final answer is the reference.
+r"""Decides whether a final answer is the reference.
 
 As a choice, as text, in another base, as a time of the day or as mathematics, in this order. An
 answer is one candidate with one reading: what offers two that differ (`17 \approx 42`, `A, B`) is
@@ -210,7 +210,9 @@ def _choice(reference: str, answer: str, speech: Speech) -> bool | None:
 
 
 def _is_text_of(letter: str, text: str, speech: Speech) -> bool:
-    """Whether a text is that of a choice in the question's list; any number where it has none."""
+    """Returns whether a text is that of a choice in the question's list; any number where it has
+    none.
+    """
     listed = speech.choice(letter)
     if not listed:
         number_in = numerals(text)
@@ -464,7 +466,9 @@ _CONTAINERS = words_of(
 
 
 def _is_done(text: str, reference: Node, answer: Node, speech: Speech) -> bool:
-    """Whether an answer is worked out as far as its reference, in the form that is asked for."""
+    """Returns whether an answer is worked out as far as its reference, in the form that is asked
+    for.
+    """
     sides = answer.args if answer.op == "relation" and set(answer.name) <= {"="} else (answer,)
     last = sides[-1]
     if speech.grading == "value":
@@ -487,7 +491,9 @@ def _is_done(text: str, reference: Node, answer: Node, speech: Speech) -> bool:
 
 
 def _is_worked_out(node: Node) -> bool:
-    """Whether numbers stand as numbers (-3/4, 2.5·10^6) rather than as arithmetic to be done."""
+    """Returns whether numbers stand as numbers (-3/4, 2.5·10^6) rather than as arithmetic to be
+    done.
+    """
     if node.op == "/":
         parts = [arg.args[0] if arg.op == "neg" else arg for arg in node.args]
         if any(part.op != "num" or not part.value for part in parts):
@@ -510,7 +516,7 @@ def _factors(node: Node) -> tuple[Node, ...]:
 
 
 def _is_expanded(node: Node) -> bool:
-    """Whether no sum is multiplied."""
+    """Returns whether no sum is multiplied."""
     sums = node.op in ("*", "^") and any(arg.op in ("+", "-") for arg in node.args)
     return not sums and all(map(_is_expanded, node.args))
 
@@ -685,7 +691,7 @@ def _sides(text: str) -> tuple[str, ...]:
 
 
 def _amount(text: str) -> float | None:
-    """What a side of an `≈` is worth; a share in percent is divided by 100."""
+    """Returns the value of a side of an `≈`; a share in percent is divided by 100."""
     for node in _trees(text):
         value = assigned(node) if node.op == "relation" else node
         if value is None:

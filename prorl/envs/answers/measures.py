@@ -1,4 +1,5 @@
-r"""What stands behind a number, units and counted things, and which of it may stand there.
+r"""Reads what stands behind a number, units and counted things, and decides which of it may stand
+there.
 
 Strict, since a wrong answer that pays teaches more than a notation that does not. Behind a number
 may stand the reference's own unit, the thing or unit that the question asks for in these words
@@ -159,7 +160,7 @@ MAX_QUESTION_CHARS = 16_000
 
 
 class Speech:
-    """What a question and its reference speak of."""
+    """The things that a question and its reference speak of."""
 
     def __init__(self, question: str, reference: str, grading: str = "closed_form") -> None:
         question = question[-MAX_QUESTION_CHARS:]
@@ -170,17 +171,19 @@ class Speech:
 
     @cached_property
     def asks_percent(self) -> bool:
-        """Whether a share is asked for in percent: `25%` is then 25."""
+        """Returns whether a share is asked for in percent: `25%` is then 25."""
         return bool(_ASKS_PERCENT.search(self._asking))
 
     @cached_property
     def asks_code(self) -> bool:
-        """Whether digits are asked for that are no number: `007` is then another than `7`."""
+        """Returns whether digits are asked for that are no number: `007` is then another than
+        `7`.
+        """
         return bool(_ASKS_CODE.search(self._asking)) and not _ASKS_NUMBER.search(self._asking)
 
     @cached_property
     def is_share(self) -> bool:
-        """Whether the reference itself is in percent."""
+        """Returns whether the reference itself is in percent."""
         return re.search(r"%|\bper ?cent", self._reference) is not None
 
     @cached_property
@@ -353,28 +356,28 @@ class Speech:
 
     @property
     def asks_factors(self) -> bool:
-        """Whether a product is asked for."""
+        """Returns whether a product is asked for."""
         return re.search(r"\bfactor(?!s? of|ial)", self._asking, re.IGNORECASE) is not None
 
     @property
     def asks_expansion(self) -> bool:
-        """Whether a sum is asked for."""
+        """Returns whether a sum is asked for."""
         return re.search(r"\bexpand|\bmultiply out", self._asking, re.IGNORECASE) is not None
 
     @property
     def multiplies_matrices(self) -> bool:
-        """Whether the reference is a product of matrices by name, whose order counts."""
+        """Returns whether the reference is a product of matrices by name, whose order counts."""
         names = re.findall("[A-Z]", re.sub(r"\\[a-zA-Z]+", "", self._reference))
         return "matri" in self._question and len(set(names)) > 1
 
     def writes(self, expression: str) -> bool:
-        """Whether the question itself writes this."""
+        """Returns whether the question itself writes this."""
         signs = " ?".join(map(re.escape, _flat(expression).replace(" ", "")[:_MAX_WRITTEN]))
         return re.search(rf"(?<![\w^}}{{]){signs}(?![\w^}}{{])", _flat(self._question)) is not None
 
     @property
     def asks_slope(self) -> bool:
-        """Whether it asks for a derivative."""
+        """Returns whether the question asks for a derivative."""
         return re.search(r"deriv|differentiat", self._question, re.IGNORECASE) is not None
 
     @property
@@ -397,7 +400,7 @@ class Speech:
 
     @property
     def asks_order(self) -> bool:
-        """Whether the order of several values is what is asked for."""
+        """Returns whether the question asks for the order of several values."""
         return bool(_ORDER.search(self._question))
 
     @property

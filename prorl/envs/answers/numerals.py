@@ -85,13 +85,17 @@ def _unsigned(words: list[str]) -> tuple[int, Fraction]:
 
 
 def _goes_on(current: Fraction, small: int) -> bool:
-    """Whether a number so far may be followed by this word: `twenty` by `one`, not by `eleven`."""
+    """Returns whether a number so far may be followed by this word: `twenty` by `one`, not by
+    `eleven`.
+    """
     tens = current % 100
     return small > 0 and (not tens or (tens >= 20 and not tens % 10 and small < 10))
 
 
 def _beginning(words: list[str]) -> tuple[int, Fraction]:
-    """How many words `half`, `a third` or `a hundred` are, and their number; 0 for any other."""
+    """Returns how many words `half`, `a third` or `a hundred` are, and their number; 0 for any
+    other.
+    """
     if words[:1] == ["half"]:
         return 1, Fraction(1, 2)
     if words[:1] in (["a"], ["an"]) and len(words) > 1:

@@ -255,7 +255,7 @@ class _Parser:
         return token.text in ("⌊", "⌈") or (token.text == "|" and not self._in_abs)
 
     def _is_symbols(self, token: Token) -> bool:
-        """Whether a run of letters stands for symbols or a function, not for a word."""
+        """Returns whether a run of letters stands for symbols or a function, not for a word."""
         text = token.text
         if text in FUNCTIONS or text in CONSTANTS or text in GREEK:
             return True

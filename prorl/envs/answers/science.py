@@ -1,4 +1,4 @@
-"""Whether a final answer of science is the reference: a choice, a quantity or a short text.
+"""Decides whether a final answer of science is the reference: a choice, a quantity or a short text.
 
 A choice is right by its letter alone, by letter and text, or by its text; two letters are none.
 Where the reference is a quantity, nothing but a quantity is right: in one unit within a tolerance,
@@ -217,7 +217,8 @@ def _is_choice(choice: str, answer: str) -> bool:
 
 
 def is_same_text(reference: str, answer: str) -> bool:
-    """Whether two texts are equal but for punctuation, articles and capitals without a meaning.
+    """Returns whether two texts are equal but for punctuation, articles and capitals without a
+    meaning.
 
     >>> is_same_text("oxygen", "The Oxygen."), is_same_text("vitamin A", "vitamin")
     (True, False)

@@ -39,7 +39,7 @@ ALL = RealSet((Interval(-math.inf, False, math.inf, False),))
 
 
 def same_set(left: RealSet, right: RealSet) -> bool:
-    """Whether two sets hold the same numbers."""
+    """Returns whether two sets hold the same numbers."""
     return len(left.parts) == len(right.parts) and all(
         close(a.lo, b.lo) and close(a.hi, b.hi) and (a.has_lo, a.has_hi) == (b.has_lo, b.has_hi)
         for a, b in zip(left.parts, right.parts, strict=True)

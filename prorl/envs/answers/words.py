@@ -106,7 +106,7 @@ def _untrailed(text: str) -> str:
 
 
 def _signed(char: str) -> str:
-    """`℃` as `°C`, `㎏` as `kg`; a tick is no sign."""
+    """Writes `℃` as `°C` and `㎏` as `kg`; a tick is no sign."""
     if char in "✅✔✓":
         return ""
     return unicodedata.normalize("NFKC", char) if unicodedata.category(char) == "So" else char
@@ -150,7 +150,7 @@ def bare(text: str) -> str:
 
 
 def doubtful(text: str) -> bool:
-    """Whether words deny, bound or weaken what the text says.
+    """Returns whether words deny, bound or weaken what the text says.
 
     >>> doubtful("not 42"), doubtful("more than 18"), doubtful("42 eggs a day")
     (True, True, False)

@@ -354,8 +354,8 @@ async def _run_verifier(
 
 
 def _read_files(output: str) -> dict[str, str]:
-    """What `inside.reward_argv` prints last; a broken loader prints lines before it. Raises
-    StepError.
+    """Parses the last line that `inside.reward_argv` prints; a broken loader prints lines before
+    it. Raises StepError.
     """
     try:
         files = json.loads(output.strip().rpartition("\n")[2])

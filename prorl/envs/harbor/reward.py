@@ -1,4 +1,4 @@
-"""What a verifier's reward files say, read as Harbor reads them."""
+"""Reads a verifier's reward files as Harbor reads them."""
 
 from __future__ import annotations
 

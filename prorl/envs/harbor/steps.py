@@ -106,7 +106,7 @@ class HarborStepsEnv(HarborEnv):
         return _combined(task, score)
 
     def _score_of_ended(self, task: Task) -> Score | None:
-        """What is left to judge where a rollout ended with a step's tests in RUN; None for others.
+        """Returns the score of a rollout that ended with a step's tests in RUN; None for others.
         Raises GraderError.
         """
         state = current_state()
@@ -156,7 +156,7 @@ def _rewards() -> list[dict[str, float]]:
 
 
 def _too_small(rewards: Mapping[str, float], least: Mapping[str, float]) -> str:
-    """Which reward is below its step's `min_reward`; empty: none is."""
+    """Returns the reward that is below its step's `min_reward`; empty where none is."""
     for name, threshold in least.items():
         if (reward := rewards.get(name, float("-inf"))) < threshold:
             return f"{name} = {reward:g} is below min_reward {threshold:g}"

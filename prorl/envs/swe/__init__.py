@@ -110,7 +110,8 @@ class SweEnv(BaseEnv):
         return await workspace.changes(task, sandbox)
 
     async def verify(self, task: Task, sandbox: Sandbox, deadline: Deadline) -> None:
-        """Whether the task's own lists hold here: in a prepared sandbox of its own, once a node.
+        """Checks that the task's own lists hold here: in a prepared sandbox of its own, once a
+        node.
 
         Raises RolloutError with BAD_TASK, GraderError, SandboxError.
         """

@@ -1,4 +1,4 @@
-"""What an assertion of a test becomes in the altered twin (`twin.py`, which says the rules).
+"""Alters an assertion of a test for the altered twin (`twin.py`, which says the rules).
 
 Each place of a test where something else can be expected is a site with a key. All rewritten files
 look alike: a site that is not active keeps its literal, and where a value is altered when the test
@@ -417,7 +417,7 @@ def _listed(node: Any) -> list[Any]:
 
 
 def _messages(node: ast.AST) -> list[ast.AST]:
-    """What is only reached, or only said, when a test has failed."""
+    """Returns the nodes that are only reached, or only printed, when a test has failed."""
     if isinstance(node, ast.If) and fails(node.body[0]):
         return [*node.body]
     return [node.msg] if isinstance(node, ast.Assert) and node.msg else []
@@ -444,6 +444,6 @@ def _negated(test: ast.expr) -> ast.expr:
 
 
 def fails(node: ast.stmt) -> bool:
-    """Whether a statement says that a test has failed."""
+    """Returns whether a statement says that a test has failed."""
     value = node.exc if isinstance(node, ast.Raise) else getattr(node, "value", None)
     return last(value.func if isinstance(value, ast.Call) else value) in FAILS  # type: ignore[arg-type]

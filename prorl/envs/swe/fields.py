@@ -1,4 +1,4 @@
-"""What the `swe` env reads from `task.data`, and what it refuses there."""
+"""Reads and checks the fields of `task.data` of the `swe` env."""
 
 from __future__ import annotations
 
@@ -89,7 +89,9 @@ def exports(task: Task) -> str:
 
 
 def command(task: Task) -> str:
-    """What runs the tests: the task's own, or pytest on the Python files of both lists and `test_patch`."""
+    """Returns the command that runs the tests: the task's own, or pytest on the Python files of
+    both lists and `test_patch`.
+    """
     if own := task.data.get("test_command"):
         return str(own)
     names = (*test_names(task, "FAIL_TO_PASS"), *test_names(task, "PASS_TO_PASS"))

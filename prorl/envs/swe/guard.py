@@ -1,4 +1,4 @@
-"""Which files of a change count: what decides about a solution is not the solution's to change.
+"""Decides which files of a change count: a solution may not change what decides about it.
 
 Pure functions over paths that a policy may have chosen. A path is left out of a change when it is
 
@@ -130,7 +130,9 @@ def patch_paths(patch: str) -> tuple[str, ...]:
 
 
 def moves_files(change: bytes) -> bool:
-    """Whether a diff says that files were renamed or copied: ours never does, so it is forged."""
+    """Returns whether a diff says that files were renamed or copied: ours never does, so it is
+    forged.
+    """
     return _RENAME.search(change) is not None
 
 
@@ -150,11 +152,11 @@ class Rules(NamedTuple):
 
     @property
     def is_about_tests(self) -> bool:
-        """Whether the task is to mend what tests are made with."""
+        """Returns whether the task is to mend what tests are made with."""
         return any(is_side(path) for path in self.reference - self.brought)
 
     def decides(self, path: str) -> str:
-        """Why a path is not the change's to write; empty: it may be."""
+        """Returns why a path may not be written by the change; empty where it may be."""
         folders = {folder for graded in self.graded if (folder := test_folder(graded))}
         if is_graded(path, self.graded):
             return "graded"
@@ -226,7 +228,7 @@ def test_folder(path: str) -> str:
 
 
 def is_side(path: str) -> bool:
-    """Whether a name says that a Python file is there for tests.
+    """Returns whether a name says that a Python file is there for tests.
 
     >>> is_side("pkg/_testing/asserters.py"), is_side("pkg/tests/helper.py"), is_side("pkg/latest.py")
     (True, True, False)
@@ -242,7 +244,7 @@ def is_graded(path: str, graded: Collection[str]) -> bool:
 
 
 def is_protected(path: str) -> bool:
-    """Whether the path, or a folder of it, has a name of PROTECTED.
+    """Returns whether the path, or a folder of it, has a name of PROTECTED.
 
     >>> is_protected("src/conftest.py"), is_protected("a/X.Dist-Info/RECORD")
     (True, True)

@@ -74,7 +74,7 @@ MAX_FACTS, MAX_UNJUDGED, MAX_COUNTS_BYTES = 512, 64, 8 << 20
 
 
 class Facts(NamedTuple):
-    """What is true of a task whatever a policy does."""
+    """The facts about a task that hold whatever a policy does."""
 
     closed: tuple[int, ...] = ()
     """Assertions that hold without a solution, or that the reference does not reach."""
@@ -88,7 +88,7 @@ class Facts(NamedTuple):
 
 
 class Unjudged(NamedTuple):
-    """What is kept of a change that left no time for its twins."""
+    """The part of a change that is kept when it left no time for its twins."""
 
     real: Tested
     draw: str
@@ -170,7 +170,7 @@ class Judge:
         return score
 
     def _has_starved(self) -> bool:
-        """Whether no twin had the time to end, of a change that is slow."""
+        """Returns whether the change is slow and no twin had the time to end."""
         reference_s = self._facts.reference_s
         is_slow = reference_s > 0 and self._real_s > SLOWER * reference_s + SLOWER_S
         return self._has_twin and not self._has_judged and (is_slow or self._kept is not None)

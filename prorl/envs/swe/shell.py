@@ -1,4 +1,4 @@
-"""What the `swe` env runs inside its sandboxes, as bash.
+"""Bash scripts that the `swe` env runs inside its sandboxes.
 
 All of it works on the workspace, which is the current folder.
 

@@ -58,7 +58,7 @@ class Tested(NamedTuple):
     failed: frozenset[str] = frozenset()
 
     def count(self, names: Sequence[str]) -> int:
-        """How many of these tests passed.
+        """Returns how many of these tests passed.
 
         A published name may end at the first space of the real one, or be without its file
         (`T.test_a` for `t.py::T::test_a`): then all that are called so must have passed.
@@ -111,7 +111,7 @@ async def run_tests(sandbox: Sandbox, harness: Harness) -> Tested:
 
 
 def _without_report(done: ToolResult) -> Tested:
-    """What it means that the runner said nothing. Raises GraderError where it could not run."""
+    """Judges a run without a report of the runner. Raises GraderError where it could not run."""
     if done.timed_out:
         return Tested(frozenset(), "the tests did not end in time", timed_out=True)
     if done.exit_code in (126, 127) or "Error" in done.output:

@@ -1,4 +1,4 @@
-"""What sees the tests' outcomes from inside pytest or unittest, and tells the runner.
+"""Observes the tests' outcomes from inside pytest or unittest, and sends them to the runner.
 
 Shipped as text into sandboxes (`runner.py`): standard library, Python 3.7 or newer. pytest loads it
 by `-p prorl_pytest`, before anything of the repository; for unittest a `sitecustomize` beside it
@@ -120,7 +120,9 @@ def watch_unittest() -> None:
 
 
 def names_of(test: Any) -> set[str]:
-    """As unittest prints it, before and since Python 3.11, by its dotted name, and by its text."""
+    """Returns the names that unittest prints for a test, before and since Python 3.11: its dotted
+    name, and its text.
+    """
     identity = str(test.id()) if hasattr(test, "id") else str(test)
     place, _, method = identity.rpartition(".")
     names = {str(test), identity, f"{method} ({place})"}

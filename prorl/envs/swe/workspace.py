@@ -107,7 +107,7 @@ async def changes(task: Task, sandbox: Sandbox) -> bytes:
 
 
 def remark(artifact: bytes) -> tuple[str, bytes]:
-    """What stands in front of the diff, for people, and the diff; both may be empty."""
+    """Returns the remark in front of the diff, for people, and the diff; both may be empty."""
     head, diff, rest = artifact.partition(b"diff --git ")
     return head.decode("utf-8", "replace"), diff + rest
 

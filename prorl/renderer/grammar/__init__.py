@@ -1,4 +1,4 @@
-"""How families write calls: one function each, from a turn's text to content and calls.
+"""Parses the calls of families: one function each, from a turn's text to content and calls.
 
 | grammar | families | a call |
 |---|---|---|
@@ -175,7 +175,7 @@ def deepseek(text: str, tools: Tools, ended: bool) -> ParsedText:
 
 
 def _pieces(pieces: list[str], closer: str, ended: bool) -> Iterator[tuple[str, bool]]:
-    """What stands in each call, and whether the turn was cut off in it."""
+    """Yields the text in each call, and whether the turn was cut off in it."""
     for number, piece in enumerate(pieces[1:], 2):
         inside, closed, _ = piece.partition(closer)
         yield inside, not (ended or closed) and number == len(pieces)

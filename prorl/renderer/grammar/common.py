@@ -1,4 +1,5 @@
-"""What the call grammars share: text with fenced markers in, content and calls out; nothing raises.
+"""Helpers that the call grammars share: text with fenced markers in, content and calls out; nothing
+raises.
 
 A grammar reads text in which only real markers look like markers: what a model spelled letter by
 letter is fenced (`prorl.renderer.guard`). What it takes out of the text it unfences.
@@ -161,8 +162,8 @@ def _is(value: Json, name: str) -> bool:
 
 
 def split_calls(text: str, opener: str) -> tuple[list[str], tuple[ToolCall, ...]]:
-    """What stands before the first opener and behind each, and a broken call for those that are too
-    many to be read.
+    """Returns the text before the first opener and behind each, and a broken call for those that
+    are too many to be read.
     """
     pieces = text.split(opener, MAX_CALLS + 1)
     if len(pieces) <= MAX_CALLS + 1:

@@ -1,4 +1,4 @@
-"""Where a task's image lies on this node.
+"""Locates a task's image on this node.
 
 A name, a folder, a .sif or a reference becomes the folders that launchers run. In sandboxd's loop.
 
@@ -121,7 +121,7 @@ class ImageCache:
         return self._hold(digest)
 
     async def _made(self, key: str, job: dict[str, str]) -> Image:
-        """What a child makes once, however many ask.
+        """Has a child make an image once, however many ask.
 
         One who gives up does not stop it for the others.
         """

@@ -198,7 +198,9 @@ def main() -> None:
 def _refusal(
     error: str, expected: str = "", mend: str = "", *, mistake: bool = False, tool: bool = False
 ) -> dict[str, object]:
-    """What `_answer` reads; `mistake`: the source's, `tool`: its words tell the reason."""
+    """Returns the refusal that `_answer` reads; `mistake`: the source's, `tool`: its words tell the
+    reason.
+    """
     return {"error": error, "expected": expected, "mend": mend, "mistake": mistake, "tool": tool}
 
 

@@ -84,7 +84,7 @@ class LayerRecipe(NamedTuple):
         return hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
 
     def _offers(self) -> list[list[str | int]]:
-        """What a folder, or this Python, offers now."""
+        """Returns the packages that a folder, or this Python, offers now."""
         if self.wheels == HOST_WHEELS:
             distributions = closure(split(self.requirements)[0])
             return sorted(
@@ -135,7 +135,7 @@ def _fill(work: Path, job: dict[str, str]) -> None:
 
 
 def split(requirements: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Those that pip reads, and those of npm without their mark."""
+    """Returns the requirements that pip reads, and those of npm without their mark."""
     of_npm = [
         requirement.removeprefix(NPM) for requirement in requirements if requirement.startswith(NPM)
     ]

@@ -152,7 +152,7 @@ def client_class() -> Any:
 
 
 def failed(source: str) -> ToolFailed:
-    """What is raised where no folder came out."""
+    """Returns the error to raise where no folder came out."""
     return ToolFailed(f"{source}: Apptainer made nothing", mistake=True)
 
 
@@ -199,7 +199,7 @@ def _unpack_as_nobody(sif: str, work: Path) -> None:
 
 
 def _definition(registry: Registry, source: str, work: Path) -> None:
-    """What a definition file makes, whatever Apptainer can bootstrap here.
+    """Builds a definition file, with whatever Apptainer can bootstrap here.
 
     That is localimage (a path, or a name of this registry), scratch, debootstrap.
     """

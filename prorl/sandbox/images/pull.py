@@ -41,7 +41,7 @@ class Pull:
         )
 
     def pull(self, name: str, source: str, tell: Tell = lambda _: None) -> Image:
-        """As `image`, and let a name stand for it."""
+        """Pulls an image as `image` does, and lets a name stand for it."""
         with self._registry.lock(PULLING, shared=True):  # until it has its name
             return self._registry.name(name, self.image(source, source, tell).digest)
 

@@ -72,12 +72,14 @@ class Image:
 
 
 def default_root() -> Path:
-    """Where images are unless the configuration says otherwise: the user's cache folder."""
+    """Returns the folder of images unless the configuration says otherwise: the user's cache
+    folder.
+    """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prorl" / "images"
 
 
 def is_name(image: str) -> bool:
-    """Whether a task's `image` is a name of the registry and no path."""
+    """Returns whether a task's `image` is a name of the registry and no path."""
     return NAME.fullmatch(image) is not None
 
 
@@ -115,7 +117,7 @@ class Registry:
         write_private(self.root / "failures" / name, reason)
 
     def failure_of(self, name: str) -> str:
-        """Why the last build failed; empty after FAILURE_S, and where none did."""
+        """Returns why the last build failed; empty after FAILURE_S, and where none did."""
         path = self.root / "failures" / name
         try:
             is_recent = time.time() - path.stat().st_mtime < FAILURE_S
@@ -126,7 +128,9 @@ class Registry:
     # ---- looking
 
     def digest_of_name(self, name: str) -> str:
-        """What a name stands for. Raises NotFoundError that lists what there is."""
+        """Returns the digest that a name stands for. Raises NotFoundError that lists what there
+        is.
+        """
         try:
             return _digest(self.root / "names" / name)
         except OSError:
@@ -138,7 +142,7 @@ class Registry:
         return self.image(self.digest_of_name(name), (name,))
 
     def image(self, digest: str, names: tuple[str, ...] = ()) -> Image:
-        """What is known of a digest, whose names the caller knows.
+        """Returns the record of a digest, whose names the caller knows.
 
         Raises NotFoundError when its folder is not complete.
         """
@@ -293,14 +297,16 @@ class Registry:
         os.utime(self.root / "locks" / digest)
 
     def used_at(self, image: Image) -> float:
-        """When a sandboxd last began to use it, else when it was made; seconds since the epoch."""
+        """Returns when a sandboxd last began to use it, else when it was made; seconds since the
+        epoch.
+        """
         try:
             return max(image.made_at, (self.root / "locks" / image.digest).stat().st_mtime)
         except OSError:
             return image.made_at
 
     def full(self) -> str:
-        """What to say where the disk has no room."""
+        """Returns the message for a disk without room."""
         num_bytes = sum(each.bytes for each in self.list())
         room = os.statvfs(self.root)
         return (

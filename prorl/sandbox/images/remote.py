@@ -1,5 +1,5 @@
-"""Where pulled images come from: a container registry, an OCI layout, an archive of `docker save`,
-a root file system in one archive.
+"""The sources of pulled images: a container registry, an OCI layout, an archive of `docker save`, a
+root file system in one archive.
 
 Formats: OCI image and distribution specifications 1.1, Docker's registry protocol version 2.
 
@@ -83,7 +83,7 @@ class Layer(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What a source says of an image."""
+    """The manifest that a source gives of an image."""
 
     digest: str
     """Of its configuration: what everybody calls the image's id."""
@@ -219,7 +219,7 @@ class Layout:
 
 
 class Archive:
-    """What `docker save` or `podman save` wrote."""
+    """An archive that `docker save` or `podman save` wrote."""
 
     def __init__(self, path: Path, tag: str) -> None:
         self._path, self._tag = path, tag
@@ -354,8 +354,8 @@ class Remote:
         raise StorageError(f"{self._what}: the registry sent something else than {layer.digest}")
 
     def _longer(self, layer: Layer) -> Exception:
-        """Who is to blame for a blob that is longer than its manifest says: the manifest, if the
-        blob is what its digest says; else the registry.
+        """Returns the error for a blob that is longer than its manifest says: the manifest is to
+        blame if the blob is what its digest says; else the registry is.
         """
         digest, count = hashlib.sha256(), 0
         reply = self._ask(f"blobs/{layer.digest}", {})

@@ -29,7 +29,7 @@ WORKDIR_FILE = ".prorl-workdir"
 
 
 def lookup(layers: Sequence[str], path: str) -> os.stat_result | None:
-    """What overlayfs shows at a path of a stack, lowest first; no link is followed."""
+    """Returns what overlayfs shows at a path of a stack, lowest first; no link is followed."""
     parent = os.path.dirname(path)
     if parent:
         above = lookup(layers, parent)
@@ -88,7 +88,7 @@ def make_top(top: Path, layers: Sequence[str], config: Mapping[str, Any]) -> Non
 
 
 def _world(config: Mapping[str, Any]) -> str:
-    """What `WORKDIR_FILE` says of an image."""
+    """Returns the content of `WORKDIR_FILE` for an image."""
     home = dict(str(pair).partition("=")[::2] for pair in config.get("Env") or ()).get("HOME", "")
     user = str(config.get("User") or "root").partition(":")[0]
     lines = (str(config.get("WorkingDir") or "/"), user, home)
@@ -120,7 +120,9 @@ def merge(layers: Sequence[str], target: Path) -> None:
 
 
 def can_stack(work: Path) -> bool:
-    """Whether sandboxes of this user can mount stacks that lie on the file system of `work`."""
+    """Returns whether sandboxes of this user can mount stacks that lie on the file system of
+    `work`.
+    """
     for name in ("low", "high", "seen"):
         (work / name).mkdir()
     (work / "low" / "gone").touch()

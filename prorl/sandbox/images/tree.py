@@ -22,7 +22,9 @@ SHELLS = ("bin/bash", "usr/bin/bash", "usr/local/bin/bash")
 
 
 def has_shell(folder: str) -> bool:
-    """Whether a folder can be an image: our Python comes along, but bash is the image's own."""
+    """Returns whether a folder can be an image: our Python comes along, but bash is the image's
+    own.
+    """
     return any(os.path.lexists(os.path.join(folder, name)) for name in SHELLS)
 
 
@@ -116,7 +118,7 @@ def add_mount_points(tree: str) -> None:
 
 
 def has_mount_points(tree: str) -> bool:
-    """Whether nothing has to be layered over an image to run it read-only."""
+    """Returns whether nothing has to be layered over an image to run it read-only."""
     return all(os.path.lexists(os.path.join(tree, path)) for path in MOUNT_POINTS)
 
 

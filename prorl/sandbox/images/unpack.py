@@ -53,7 +53,7 @@ def unpack(blob: Path, target: Path, diff_id: str, limit_bytes: int, *, marks: b
 
 
 def plain_stream(file: IO[bytes]) -> IO[bytes]:
-    """What a blob holds: as it is, or compressed by gzip or zstd."""
+    """Opens the content of a blob: as it is, or compressed by gzip or zstd."""
     magic = file.read(4)
     file.seek(0)
     if magic[:2] == b"\x1f\x8b":
@@ -66,7 +66,7 @@ def plain_stream(file: IO[bytes]) -> IO[bytes]:
 
 
 def is_mark(about: os.stat_result) -> bool:
-    """Whether this takes away what lower layers have here."""
+    """Returns whether this entry removes what lower layers have here."""
     return stat.S_ISCHR(about.st_mode) and about.st_rdev == 0
 
 
@@ -204,7 +204,7 @@ class _Unpacking:
         return names
 
     def _folder(self, names: tuple[str, ...]) -> str:
-        """Where a folder really is; missing ones are made."""
+        """Returns the real path of a folder; missing ones are made."""
         if names in self._folders:
             return self._folders[names]
         trail, pending, links = [self._root], list(reversed(names)), 0
@@ -230,7 +230,9 @@ class _Unpacking:
 
 
 def free_bytes(path: Path) -> int:
-    """What may be unpacked on the file system of a path. Raises OSError when it is full."""
+    """Returns how many bytes may be unpacked on the file system of a path. Raises OSError when it
+    is full.
+    """
     room = os.statvfs(path)
     free = room.f_bavail * room.f_frsize * 9 // 10
     if free < 1 << 20:

@@ -1,4 +1,4 @@
-"""Which kinds of sandbox there are: one row and one module each, then users' own.
+"""The kinds of sandbox: one row and one module each, then users' own.
 
 A kind is a file whose `KIND` (`prorl.sandbox.kind.SandboxKind`) says how it starts and what it can
 do, and one row of `CATALOGUE`, which config, sandboxd, `prorl doctor`, benchmarks and docs all
@@ -91,7 +91,7 @@ def load(name: str) -> SandboxKind:
 
 
 def place(name: str) -> str:
-    """Where a known kind's record is, as `module:attribute`."""
+    """Returns where the record of a kind of ours is, as `module:attribute`."""
     from prorl import plugins
 
     return _PLACES.get(name) or plugins.registered(ENTRY_POINTS)[name].value

@@ -93,7 +93,7 @@ def guard(pid: int) -> NoReturn:
 
 
 def is_hidden(layer: str = "") -> bool:
-    """Whether some folder of the interpreter, or the layer, cannot be entered by others."""
+    """Returns whether some folder of the interpreter, or the layer, cannot be entered by others."""
     paths = (*interpreter_roots(), *filter(None, (layer,)))
     return any(_closed_ancestor(path) for path in paths)
 

@@ -202,7 +202,7 @@ def binds(launch: Launch, image: str) -> list[str]:
 
 
 def server(launch: Launch, image: str) -> tuple[list[str], dict[str, Any]]:
-    """How the tool server is run inside, and what it is told."""
+    """Returns the command of the tool server inside, and its configuration."""
     own = f"{BASE_PATH}:{BIN}" if image else f"{BIN}:{BASE_PATH}"
     config = server_config(launch, WORKSPACE, search_path(launch, own), refuse_uid=-1, alone=True)
     command = server_command(f"{SUPPORT}/server.pyz")

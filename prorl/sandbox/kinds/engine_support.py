@@ -1,4 +1,4 @@
-"""What a sandbox of a container engine finds inside, beside its workspace.
+"""The files that a sandbox of a container engine has inside, beside its workspace.
 
 An image's files belong to the sandbox's uid. As root each sandbox has a uid of its own, so the
 image is shown by an idmapped mount in which its owner is that uid: it can read what its owner can,
@@ -74,7 +74,8 @@ FLAT = {**LEAN, "enable overlay": "no", "enable underlay": "no"}
 
 
 def clone(launch: Launch) -> list[int]:
-    """As root, before any namespace: detached mounts of the image's folders, topmost first.
+    """Clones, as root and before any namespace, detached mounts of the image's folders, topmost
+    first.
 
     Raises OSError where an overlay needs what the kernel refuses.
     """

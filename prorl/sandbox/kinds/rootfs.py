@@ -171,7 +171,7 @@ def build_root(launch: Launch, sources: list[Source], image: list[int]) -> None:
 
 
 def keeps_folders(launch: Launch) -> bool:
-    """Whether /workspace and /tmp are the image's own, in its overlay."""
+    """Returns whether /workspace and /tmp are the image's own, in its overlay."""
     return bool(launch.image and launch.spec.workdir)
 
 

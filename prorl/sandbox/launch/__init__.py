@@ -1,1 +1,1 @@
-"""How a sandbox is started: the zygote that forks launchers, what they are told, their filter."""
+"""Starts sandboxes: the zygote that forks launchers, their configuration, their filter."""

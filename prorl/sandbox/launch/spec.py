@@ -1,4 +1,4 @@
-"""What sandboxd tells its zygote about one sandbox.
+"""The record by which sandboxd describes a sandbox to its zygote.
 
 It is a flat record that crosses as JSON, with descriptors beside it.
 
@@ -48,7 +48,7 @@ class Launcher(Protocol):
 
 
 class Child(NamedTuple):
-    """What a new process has from the zygote that made it."""
+    """The things that a new process has from the zygote that made it."""
 
     listener_fd: int
     """The tool server's listening socket."""
@@ -150,7 +150,7 @@ def server_command(server: str) -> list[str]:
 
 @cache
 def package_folders() -> tuple[str, ...]:
-    """Where IPython and its like are installed for our interpreter.
+    """Returns the folders where IPython and its like are installed for our interpreter.
 
     They are shown inside read-only with the interpreter's roots.
     """
@@ -164,7 +164,7 @@ def search_path(launch: Launch, own: str, layer: str = LAYER) -> str:
 def server_config(
     launch: Launch, workspace: str, path: str, refuse_uid: int, alone: bool, layer: str = LAYER
 ) -> dict[str, Any]:
-    """What the tool server is told (`prorl/tools/server/main.py`)."""
+    """Returns the configuration of the tool server (`prorl/tools/server/main.py`)."""
     user_tools = {"user_tools": launch.user_tools_fd} if launch.user_tools_fd >= 0 else {}
     return {
         **user_tools,

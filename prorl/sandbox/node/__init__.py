@@ -1,1 +1,1 @@
-"""What runs once on each node: the daemon that owns every sandbox, its pool, its cleaning."""
+"""The daemon that runs once on each node: it owns every sandbox, its pool, its cleaning."""

@@ -100,7 +100,8 @@ class Cgroups:
 
     @staticmethod
     def out_of_memory(folders: tuple[str, ...]) -> bool:
-        """Whether the kernel has killed something in these groups because they reached their limit.
+        """Returns whether the kernel has killed something in these groups because they reached
+        their limit.
 
         It counts those that it killed when the whole machine ran out, too: not their doing.
         """
@@ -187,7 +188,9 @@ def _count(file: Path, name: str) -> int:
 
 
 def _was_full(folder: Path) -> bool:
-    """Whether a group of version 1 has been at its limit; its `failcnt` no longer counts."""
+    """Returns whether a group of version 1 has been at its limit; its `failcnt` no longer
+    counts.
+    """
     most, limit = (words(folder / f"memory.{name}_in_bytes") for name in ("max_usage", "limit"))
     return bool(most and limit) and int(most[0]) >= int(limit[0])
 
@@ -241,7 +244,7 @@ def _is_top(group: Path) -> bool:
 
 
 def _is_delegated(group: Path) -> bool:
-    """What systemd notes on a group that it leaves to its unit (Delegate=yes)."""
+    """Returns whether systemd leaves a group to its unit (Delegate=yes)."""
     for name in ("trusted.delegate", "user.delegate"):
         try:
             if os.getxattr(group, name) == b"1":
@@ -276,7 +279,7 @@ def enable(base: Path, controllers: tuple[str, ...]) -> bool:
 
 
 def delegate(controllers: tuple[str, ...]) -> str:
-    """What passes controllers on, as `cgroup.subtree_control` takes it."""
+    """Returns the text that passes controllers on, as `cgroup.subtree_control` takes it."""
     return " ".join(f"+{controller}" for controller in controllers)
 
 

@@ -40,7 +40,7 @@ SUPPORT = "support"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """What one sandbox consists of on the host."""
+    """The things of which one sandbox consists on the host."""
 
     sandbox_id: str
     pid: int

@@ -18,7 +18,9 @@ class Holder(NamedTuple):
     life: str = ""
 
     def is_after(self, other: Holder) -> bool:
-        """Whether this is another life of the same process; only its latest one says anything."""
+        """Returns whether this is another life of the same process; only its latest one says
+        anything.
+        """
         return bool(self.name) and self.name == other.name and self.life != other.life
 
 

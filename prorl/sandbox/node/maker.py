@@ -189,7 +189,9 @@ class Maker:
             raise
 
     def _available_bytes(self) -> int:
-        """As it was at most `MEMORY_S` ago: reading it costs as much as a fork."""
+        """Returns the free memory as it was at most `MEMORY_S` ago: reading it costs as much as a
+        fork.
+        """
         now = asyncio.get_running_loop().time()
         if now >= self._looked_at + MEMORY_S:
             self._looked_at, self._available = now, memory.available_bytes()
@@ -301,7 +303,9 @@ class Maker:
         await live.ended.wait()
 
     def frozen(self, live: Live) -> Cause | None:
-        """Whether a process of a living sandbox stands still that nothing inside can stop."""
+        """Returns the cause where a process of a living sandbox stands still that nothing inside
+        can stop.
+        """
         if self._kind.server_can_be_killed or not live.pid:
             return None
         return Cause.SERVER_FROZEN if any(map(is_stopped, to_init(live.pid))) else None
@@ -393,7 +397,7 @@ class Maker:
 
 
 def granted(spec: SandboxSpec, settings: Settings) -> SandboxSpec:
-    """What a sandbox gets of what its spec asks for: no more than the operator grants."""
+    """Returns the sandbox that its spec gets: no more than the operator grants."""
 
     def at_most(value: float, most: float) -> float:
         return min(value or most, most) if most else value

@@ -1,4 +1,4 @@
-"""Where sockets live: a short folder named by a hash, 0700 and ours.
+"""The folders of sockets: short, named by a hash, 0700 and ours.
 
 It is short whatever the length of the run's own path.
 

@@ -54,7 +54,7 @@ async def own_pool(kind: str) -> AsyncIterator[SandboxPool]:
 
 
 class Reservation(NamedTuple):
-    """Whose sandbox, what for, and of which spec: what a reservation is found by."""
+    """The owner, purpose and spec by which a reservation of a sandbox is looked up."""
 
     owner: str
     purpose: str
@@ -69,7 +69,7 @@ class _Making(NamedTuple):
 
 
 class SandboxPool:
-    """Who has which sandbox; `Maker` makes and ends them."""
+    """The owners of all sandboxes; `Maker` makes and ends them."""
 
     def __init__(self, kind: str, root: Path, node_id: str, settings: Settings) -> None:
         self._settings = settings
@@ -159,14 +159,16 @@ class SandboxPool:
             raise SandboxError(fate.code, f"{fate.message}: no port for the network") from cause
 
     async def refusals(self, sandbox_id: str) -> list[Json]:
-        """What the network's proxy refused to a sandbox since the last call."""
+        """Returns the connections that the network's proxy refused to a sandbox since the last
+        call.
+        """
         return await self._maker.network.refusals(sandbox_id)
 
     def close_targets(self, targets: list[list[Json]]) -> None:
         self._maker.network.close_targets(targets)
 
     async def fate(self, ref: SandboxRef, seen: Cause = Cause.HUNG_UP) -> Fate:
-        """Why a sandbox does not answer; `seen` is what its client saw, if it lives on.
+        """Returns why a sandbox does not answer; `seen` is what its client saw, if it lives on.
 
         Its end may reach us later than its client, so a living one is given a moment.
         """

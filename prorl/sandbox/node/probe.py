@@ -1,4 +1,4 @@
-"""Which kinds of sandbox work on this machine: each is run, not looked for.
+"""Probes which kinds of sandbox work on this machine: each is run, not looked for.
 
 `probe()` tries every kind and says what it enforces, what it cannot, and how to mend what does not
 work; `choose("auto")` takes the first of the table that works and never `local`.

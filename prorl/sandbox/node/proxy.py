@@ -110,7 +110,7 @@ class SandboxPort:
         self._tokens, self._counted_at = BURST, now
 
     def pause_s(self, now: float) -> float:
-        """How long the next connection waits, which counts from now on."""
+        """Returns how long the next connection waits, which counts from now on."""
         self._tokens = min(BURST, self._tokens + (now - self._counted_at) * RATE) - 1
         self._counted_at = now
         return max(0.0, -self._tokens / RATE)
@@ -121,7 +121,7 @@ class SandboxPort:
         self._refusals[refusal] = self._refusals.get(refusal, 0) + 1
 
     def take_refusals(self) -> list[tuple[Any, ...]]:
-        """What was refused since the last call, each with its number."""
+        """Returns the refusals since the last call, each with its number."""
         refusals, self._refusals = self._refusals, {}
         return [(*refusal, count) for refusal, count in refusals.items()]
 
@@ -204,7 +204,9 @@ class Proxy:
             await _relay(client, server, sent, first)
 
     async def _way(self, target: Target) -> list[str]:
-        """What to dial: addresses that were checked, or the name where the upstream resolves it."""
+        """Returns the hosts to dial: addresses that were checked, or the name where the upstream
+        resolves it.
+        """
         try:
             return [str(address) for address in await self.rules.open_addresses(target)]
         except ProxyReplyError:
@@ -290,7 +292,7 @@ async def _read_request(client: socket.socket) -> tuple[h11.Connection, h11.Requ
 
 
 def _target(request: h11.Request) -> Target:
-    """What a request is for. Raises ProxyReplyError."""
+    """Returns the destination of a request. Raises ProxyReplyError."""
     text = request.target.decode("latin-1")
     is_connect = request.method == b"CONNECT"
     try:
@@ -403,7 +405,7 @@ async def _respond(client: socket.socket, status: int, text: str) -> None:
 
 
 class ProxyControl:
-    """What sandboxd says, each in one packet:
+    """The commands of sandboxd, each in one packet:
 
     {"open": ID, "network": [MODE, HOSTS]} with a listener, {"network": ..., "of": ID},
     {"close": ID}, {"closed_targets": [[HOST, PORT]]}, {"refusals": ID, "number": N}, which alone is

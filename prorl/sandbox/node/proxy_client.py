@@ -37,8 +37,9 @@ log = logging.getLogger("prorl.sandboxd")
 
 
 def variables(port: int | str) -> dict[str, str]:
-    """What leads programs to the proxy: the names that curl, pip, npm, git, apt, uv, cargo, wget
-    and Node read. The sandbox's own loopback, where the model's port is, stays direct.
+    """Returns the variables that lead programs to the proxy: the names that curl, pip, npm, git,
+    apt, uv, cargo, wget and Node read. The sandbox's own loopback, where the model's port is, stays
+    direct.
     """
     proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), f"http://127.0.0.1:{port}")
     direct = {"NO_PROXY": "localhost,127.0.0.1,::1"}
@@ -64,11 +65,11 @@ class ProxyClient:
 
     @property
     def pid(self) -> int:
-        """Of the proxy; 0 while no sandbox needs it."""
+        """Returns the pid of the proxy; 0 while no sandbox needs it."""
         return self._child.pid if self._child is not None else 0
 
     def granted(self, spec: SandboxSpec) -> SandboxSpec:
-        """What a sandbox gets of the network that its spec asks for."""
+        """Returns the network that a sandbox gets of what its spec asks for."""
         mode, hosts = capped(NetworkPolicy(spec.network_mode, spec.allowed_hosts), self._most)
         own = {} if mode == NO_NETWORK else {**variables(PROXY_PORT), **self._settings.env}
         pairs = (f"{name}={value}" for name, value in own.items())
@@ -77,7 +78,9 @@ class ProxyClient:
         )
 
     def files_of(self, spec: SandboxSpec) -> tuple[str, ...]:
-        """What a sandbox sees of this node's files, as SOURCE:TARGET, by the spec that it got."""
+        """Returns the files of this node that a sandbox sees, as SOURCE:TARGET, by the spec that it
+        got.
+        """
         if spec.network_mode == NO_NETWORK:
             return ()
         return tuple(f"{source}:{target}" for source, target in self._settings.files.items())
@@ -160,7 +163,9 @@ class ProxyClient:
             self._send({"closed_targets": fresh})
 
     async def refusals(self, sandbox_id: str) -> list[Json]:
-        """What was refused to a sandbox since the last call, as [host, port, reason, count]."""
+        """Returns the connections that were refused to a sandbox since the last call, as [host,
+        port, reason, count].
+        """
         if sandbox_id not in self._open or self._child is None:
             return []
         number = next(self._numbers)

@@ -1,4 +1,5 @@
-"""Which address the node's proxy may dial for a sandbox: policy, closed hosts, names resolved once.
+"""Decides which address the node's proxy may dial for a sandbox: policy, closed hosts, names
+resolved once.
 
 `ProxyRules` owns the resolver and what the operator says of mirrors and closed hosts. A name is
 resolved only after the policy has let it pass, so that no name that a sandbox makes up leaves the
@@ -37,7 +38,7 @@ CLOSED_TTL_S = 60.0
 
 
 class ForbiddenHost(NamedTuple):
-    """What a sandbox may not reach, and why."""
+    """A sandbox may not reach this host, for the reason that is stated."""
 
     host: str
     port: int
@@ -65,7 +66,8 @@ _NONE: Sequence[Address] = ()
 
 
 class ProxyRules:
-    """Which address a connection of a sandbox may dial. Belongs to one event loop.
+    """The rules for the addresses that a connection of a sandbox may dial. Belongs to one event
+    loop.
 
     `mirrors` and `closed` are targets; port 0 stands for every port. A mirror is the operator's own
     word and may be a private address; a closed target is closed to all.
@@ -120,7 +122,7 @@ class ProxyRules:
         return [address for address in addresses if not reasons[address]][:MAX_ADDRESSES]
 
     async def _reason(self, address: Address, target: Target) -> str:
-        """Why an address may not be dialled for a target; empty: it may."""
+        """Returns why an address may not be dialled for a target; empty where it may."""
         await self._refresh_closed()
         is_mirror = self.is_mirror(target)
         ports = {port for (_, port), addresses in self._closed.items() if address in addresses}
@@ -171,7 +173,7 @@ def _refused(target: Target, reason: str, text: str) -> ForbiddenHostError:
 
 
 def _is_own(address: Address) -> bool:
-    """Whether an address is one of this machine's: what is sent there comes from there."""
+    """Returns whether an address is one of this machine's: what is sent there comes from there."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:

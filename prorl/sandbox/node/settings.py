@@ -1,4 +1,4 @@
-"""What sandboxd can be told."""
+"""The settings of sandboxd."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Target = Sequence[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSettings:
-    """What sandboxes may reach at most, and by which ways (`proxy.py`)."""
+    """The network that sandboxes may reach at most, and by which ways (`proxy.py`)."""
 
     mode: str = "no-network"
     allowed_hosts: Sequence[str] = ()

@@ -75,7 +75,8 @@ class Uids:
 
     @contextmanager
     def holding_dead_block(self, uid: int) -> Iterator[bool]:
-        """Whether all that a uid has is a dead daemon's, and stays so for this block of code.
+        """Yields whether all that a uid has is a dead daemon's, and keeps it so for this block of
+        code.
 
         False when a living daemon, or we, have the block by now: whoever claimed it ended what was
         there.

@@ -1,4 +1,4 @@
-"""What a spec gets on this node: image, layer of packages, users' tools."""
+"""Resolves a spec on this node: image, layer of packages, users' tools."""
 
 from __future__ import annotations
 

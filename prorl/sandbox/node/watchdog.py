@@ -68,7 +68,7 @@ class LimitWatchdog:
 
     @property
     def watches(self) -> tuple[str, ...]:
-        """What it looks at; empty when there is no need of it."""
+        """Returns what the watchdog looks at; empty when there is no need of it."""
         return (
             ("memory",) * self._memory
             + ("workspace",) * (self._folder is not None)

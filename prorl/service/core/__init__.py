@@ -1,1 +1,1 @@
-"""Who decides what becomes of rollouts: the state in memory and every rule over it."""
+"""The decisions over rollouts: the state in memory and every rule over it."""

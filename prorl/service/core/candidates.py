@@ -1,5 +1,5 @@
-"""What may become a group: bodies of `POST /v1/runs/{run}/groups`, checked and digested. No state
-is asked.
+"""Candidates for groups: bodies of `POST /v1/runs/{run}/groups`, checked and digested. No state is
+asked.
 """
 
 from __future__ import annotations

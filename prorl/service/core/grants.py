@@ -1,5 +1,5 @@
-"""Which rollout goes next: leases to runs in turn, groups out of the pool; the end of those that
-will never start.
+"""Decides which rollout goes next: leases to runs in turn, groups out of the pool; the end of those
+that will never start.
 
 Each lease goes to the open run with the fewest rollouts in hand, so that a long queue takes its
 fair share and no more. Endings in bulk are cut into pieces, so that no step costs more than `PIECE`

@@ -1,4 +1,4 @@
-"""What happens to a group after its members have ended: decisions, hand-out, cursors.
+"""The life of a group after its members have ended: decisions, hand-out, cursors.
 
 Everything here is an event of the group's table (`lifecycle.GROUP_TABLE`); a repeated request gets
 what the log holds. `delivery_seq` is dense per run, given in the order in which the store asks

@@ -1,4 +1,4 @@
-"""Which image of a node, or which guest, a rollout needs, and which nodes have it.
+"""Matches rollouts with nodes by the image, or the guest, that a rollout needs.
 
 A task names an image of the node's registry (`data.image`; an absolute path is on a file system
 that all share, and asks for nothing). Nodes of other hosts say what they have when they come: no

@@ -1,6 +1,6 @@
-"""What the gateway saw happen since it started, for `/metrics` and `prorl status`. How long
-rollouts were where, what failed, and what became of the time of a run's steps. Nothing decides by
-them, and a restart begins at zero.
+"""Figures that the gateway has observed since it started, for `/metrics` and `prorl status`. How
+long rollouts were where, what failed, and what became of the time of a run's steps. Nothing decides
+by them, and a restart begins at zero.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the gateway knows, in memory: runs, groups, rollouts, workers. A cache of the control log,
+"""The state of the gateway, in memory: runs, groups, rollouts, workers. A cache of the control log,
 rebuilt from it at start. Only live things are here: a group leaves (`forget`) once it is decided
 and every row of it is stored; `recover.py` reads any group back.
 """

@@ -1,4 +1,4 @@
-"""Why a run does not move, said within `QUIET_S` of its last sign of progress.
+"""Reports why a run does not move, within `QUIET_S` of its last sign of progress.
 
 Progress is any change of a run's counts, and each turn that RUN reports; it ends what was said at
 once, before the next look. What the line names is the first thing, in the order of the dataflow

@@ -1,4 +1,4 @@
-"""What answers look like: JSON, and for whatever is raised an error with its request id."""
+"""The shape of answers: JSON, and for whatever is raised an error with its request id."""
 
 from __future__ import annotations
 

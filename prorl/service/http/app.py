@@ -60,7 +60,7 @@ def create_app(gateway: Gateway) -> GuardMiddleware:
 
     @app.get(OPEN, response_model=shapes.HealthReply)
     async def healthz() -> Response:
-        """Whether the gateway serves; needs no token."""
+        """Answers whether the gateway serves; needs no token."""
         return reply(shapes.HealthReply(ok=True))
 
     answer_errors(app)

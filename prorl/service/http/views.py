@@ -1,4 +1,4 @@
-"""What HTTP shows of the state, as JSON values. Counts are the log's; gauges (busy, queued) are
+"""The JSON values by which HTTP shows the state. Counts are the log's; gauges (busy, queued) are
 what workers said last.
 """
 

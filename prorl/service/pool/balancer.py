@@ -1,4 +1,5 @@
-"""Which backend serves a rollout: a min-heap over in-flight work, sticky for its life. Pure.
+"""Chooses the backend that serves a rollout: a min-heap over in-flight work, sticky for its life.
+Pure.
 
 A backend's load is the number of rollouts that it serves *now*: `release` lowers it when a
 rollout ends (a count that never goes down is round-robin with extra steps). On a slow server a
@@ -68,7 +69,7 @@ class Balancer:
         return self._in_flight.get(name, 0)
 
     def weigh(self, weights: Mapping[str, float]) -> None:
-        """What a rollout weighs on each backend; 1 where nothing is said."""
+        """Sets the weight of a rollout on each backend; 1 where nothing is stated."""
         changed = self._weight.keys() | weights.keys()
         self._weight = dict(weights)
         for name in changed:

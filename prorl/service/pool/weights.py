@@ -1,4 +1,4 @@
-"""What a publication of weights is about, and what it comes to."""
+"""The records of a publication of weights and of its results."""
 
 from __future__ import annotations
 

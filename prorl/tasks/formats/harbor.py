@@ -189,8 +189,8 @@ def _named_image(name: str) -> str:
 
 
 def _workdir_files(folder: Path, environment: Environment) -> list[list[str]]:
-    """What is put into the first folder of an image that is named: Harbor copies `environment/`
-    there where it has nothing to build.
+    """Returns the files for the first folder of an image that is named: Harbor copies
+    `environment/` there where it has nothing to build.
     """
     own = folder / "environment"
     is_built = any((own / name).exists() for name in ("Dockerfile", COMPOSE))
@@ -222,8 +222,8 @@ def _resources(environment: Environment) -> dict[str, Json]:
 
 
 def _network(config: TaskToml) -> dict[str, Json]:
-    """What each phase may reach, as `data.network` has it: its own, else its environment's. Raises
-    TaskError.
+    """Returns the network that each phase may reach, as `data.network` has it: its own, else its
+    environment's. Raises TaskError.
     """
     own = config.verifier.environment if config.verifier.is_separate else None
     places: dict[str, Environment | HarborPhase] = {
@@ -240,8 +240,8 @@ def _network(config: TaskToml) -> dict[str, Json]:
 
 
 def _stated_network(place: str, keys: Environment | HarborPhase) -> dict[str, Json] | None:
-    """What `network_mode` and `allowed_hosts` say in a table; None for a phase that says nothing.
-    Raises TaskError.
+    """Returns the network that `network_mode` and `allowed_hosts` state in a table; None for a
+    phase that states nothing. Raises TaskError.
     """
     mode = keys.network if isinstance(keys, Environment) else keys.network_mode
     if mode is None and keys.allowed_hosts is None:

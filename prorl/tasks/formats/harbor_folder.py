@@ -1,4 +1,4 @@
-"""What the readers of task folders share: files that are checked, and what is refused."""
+"""Helpers that the readers of task folders share: files that are checked, and what is refused."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def read_swebench(row: Row, index: int) -> Task:
 
 
 def _rename(data: dict[str, Json], row: Row, config: Mapping[str, Json]) -> None:
-    """What producers call by other names, or keep in `install_config`, under ours."""
+    """Renames the fields that producers call otherwise, or keep in `install_config`, to ours."""
     if not data.get("test_command"):
         command = data.pop("test_cmd", None) or data.pop("test_commands", None)
         command = _joined(command or config.get("test_cmd"))

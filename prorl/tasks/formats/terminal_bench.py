@@ -101,8 +101,8 @@ def _config(folder: Path) -> TaskYaml:
 
 
 def _variables(folder: Path) -> dict[str, str]:
-    """What the one service of docker-compose.yaml sets, without what terminal-bench fills in.
-    Raises TaskError for what another build, or more than one service, would need.
+    """Returns the variables of the one service of docker-compose.yaml, without what terminal-bench
+    fills in. Raises TaskError for what another build, or more than one service, would need.
     """
     if not (folder / COMPOSE).is_file():
         return {}

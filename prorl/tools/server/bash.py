@@ -41,7 +41,7 @@ START_S = 10.0
 
 
 class Ended:
-    """How a wait ended: `exit_code` None = the deadline came first."""
+    """The end of a wait: `exit_code` None = the deadline came first."""
 
     def __init__(self, exit_code: int | None, died: bool = False) -> None:
         self.exit_code, self.died = exit_code, died
@@ -277,7 +277,7 @@ class Bash:
             return self._cwd
 
     def _untouched(self) -> bool:
-        """Whether nobody has read the command."""
+        """Returns whether nobody has read the command."""
         return os.lseek(self._memory, 0, os.SEEK_CUR) == 0
 
     def _take_pending(self) -> bytes:

@@ -213,7 +213,7 @@ def reachable(*folders: str) -> str:
 
 
 def find(program: str, env: dict[str, str]) -> str:
-    """Where `execvpe` would find a program. Raises FileNotFoundError."""
+    """Returns the path where `execvpe` would find a program. Raises FileNotFoundError."""
     if "/" in program:
         return program
     for folder in env.get("PATH", os.defpath).split(":"):

@@ -59,7 +59,7 @@ class Events:
         self._stopped.pop(pid, None)
 
     def take_stopped(self, pid: int) -> bool:
-        """Whether the child was stopped (SIGSTOP) since the last call."""
+        """Returns whether the child was stopped (SIGSTOP) since the last call."""
         return self._stopped.pop(pid, False)
 
     def reap(self) -> None:

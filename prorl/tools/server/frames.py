@@ -40,7 +40,7 @@ class FrameBuffer:
 
     @property
     def pending(self) -> bool:
-        """Whether bytes were received that no frame was made of."""
+        """Returns whether bytes were received that no frame was made of."""
         return bool(self._data)
 
     def next(self) -> ToolFrame | None:

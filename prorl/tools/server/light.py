@@ -25,7 +25,9 @@ __all__ = ["TYPE_CHECKING", "accept", "dumps", "loads", "signal", "socket"]
 
 
 class _Rules:
-    """What the C scanner asks its caller: the answers that `json.loads` gives by default."""
+    """The answers that the C scanner asks its caller for: those that `json.loads` gives by
+    default.
+    """
 
     strict = True
     object_hook = object_pairs_hook = None

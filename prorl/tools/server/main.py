@@ -274,7 +274,7 @@ class Server:
 
 
 def _has_more(connection: socket.socket, buffer: FrameBuffer) -> bool:
-    """Whether a client that hung up sent something behind its call: that it is to end."""
+    """Returns whether a client that hung up sent something behind its call: that it is to end."""
     try:
         unread = connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except OSError:

@@ -1,4 +1,4 @@
-"""What the server remembers of calls that carry an id: none of them runs twice.
+"""The server's memory of calls that carry an id: none of them runs twice.
 
 `"call": [epoch, turn, number, op]` says which tool call of the attempt a request belongs to, in
 which life of it, and which step of that call it is. A worker that takes an attempt over asks again

@@ -1,4 +1,6 @@
-"""What a tool has of the sandbox that it works in: one record for all tools of a server."""
+"""The view that a tool has of the sandbox in which it works: one record for all tools of a
+server.
+"""
 
 from __future__ import annotations
 

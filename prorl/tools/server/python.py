@@ -132,7 +132,8 @@ class Python:
                 return None
 
     def _hear(self) -> tuple[bool, int | None]:
-        """Whether the child can still answer, and its answer to the cell that was sent last.
+        """Returns whether the child can still answer, and its answer to the cell that was sent
+        last.
 
         Anything else that comes is not asked for: a process that the agent forked, or the agent.
         """

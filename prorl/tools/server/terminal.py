@@ -81,7 +81,9 @@ class PseudoTerminal:
             pass
 
     def read(self) -> bytes:
-        """What has come; empty when nothing has, or when every process has closed the terminal."""
+        """Returns the output since the last read; empty when there is none, or when every process
+        has closed the terminal.
+        """
         try:
             data: bytes = self._pty.read(READ_BYTES)
         except EOFError:

@@ -129,7 +129,9 @@ class Marker:
         return None
 
     def unfinished(self, data: bytes) -> int:
-        """Where a marker may have begun that is not whole yet; the length of `data` if nowhere."""
+        """Returns where a marker may have begun that is not whole yet; the length of `data` if
+        nowhere.
+        """
         start = data.rfind(BEGIN, -MAX_BYTES)
         if start < 0 or len(data) - start >= MAX_BYTES:
             return len(data)
