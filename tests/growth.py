@@ -1,4 +1,4 @@
-"""Whether the cost of reading a text grows with the square of its length.
+"""Measures whether the cost of reading a text grows with the square of its length.
 
 Seconds depend on the machine and on what else it does; how they grow does not.
 """

@@ -25,7 +25,7 @@ def _others(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...]:
 
 @asynccontextmanager
 async def _worker(config: ServiceConfig, name: str) -> AsyncIterator[None]:
-    """What `python -m prorl.stages` runs, with a Flight server of its own."""
+    """Runs the stages as `python -m prorl.stages` does, with a Flight server of its own."""
     async with (
         FlightNetwork(config.token, keys=keys_of(config)) as network,
         UnixSandboxHost(str(config.sandbox_socket), config.node_id, name) as host,

@@ -1,4 +1,4 @@
-"""What house style can be checked by reading: broad catches, unbounded queues, where the
+"""Rules of house style that can be checked by reading: broad catches, unbounded queues, where the
 environment is read.
 """
 

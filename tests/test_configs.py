@@ -1,4 +1,6 @@
-"""What `configs/` ships for machines that are not ours is accepted by what reads it there."""
+"""Tests that the files of `configs/` for machines that are not ours are accepted by what reads them
+there.
+"""
 
 from __future__ import annotations
 

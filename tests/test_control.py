@@ -139,7 +139,7 @@ def test_a_hello_of_another_version_says_so_whatever_its_shape(payload: dict[str
 
 
 def test_rows_of_tables_have_their_columns() -> None:
-    """Whose row it is stands in the control row's own column."""
+    """The control row's own column says whose row it is."""
     assert ["run_id", *TaskRow.__struct_fields__] == TASKS.names
     assert ["run_id", *GroupEventRow.__struct_fields__] == GROUPS.names
     assert set(Terminal.__struct_fields__) <= set(ROLLOUTS.names)

@@ -1,4 +1,6 @@
-"""What README and docs name exists: files, commands, SQL; and the documentation builds."""
+"""Tests that the files, commands and SQL which README and docs name exist; and that the
+documentation builds.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ CALL = ToolCall("modulo", {"n": BIG})
 
 
 def _stored(call: ToolCall) -> Json:
-    """What a message with the call says after its way through a column."""
+    """Returns what a message with the call says after its way through a column."""
     message = Message(role="assistant", content="", tool_calls=(call,))
     names = [field.name for field in MESSAGE]
     values = dict(zip(names, _message_values(message), strict=True))

@@ -1,5 +1,5 @@
-"""What the named filters are, and which members count; that their SQL decides so is asked in
-`storage/test_filter.py`, when a verdict is certain in `service/test_early_end.py`.
+"""Tests of the named filters, and which members count; `storage/test_filter.py` tests that their
+SQL decides so, `service/test_early_end.py` when a verdict is certain.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which process runs which stages, and which bound decides."""
+"""Tests of which process runs which stages, and which bound decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a task may ask for, what an operator's cap leaves of it, and which addresses are public."""
+"""Tests of what a task may ask for, what an operator's cap leaves of it, and which addresses are
+public.
+"""
 
 from __future__ import annotations
 

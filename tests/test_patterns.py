@@ -327,8 +327,8 @@ def too_slow(pattern: re.Pattern[Any], methods: set[str], num_chars: int) -> str
 
 
 def grows(pattern: re.Pattern[Any], methods: set[str], text: Repeated, num_chars: int) -> bool:
-    """Whether the text costs more than SLOW_S, and twice the text GROWTH times as much; or, for a
-    pattern of BOUNDED, whether its longest text costs BOUNDED_S.
+    """Returns whether the text costs more than SLOW_S, and twice the text GROWTH times as much; or,
+    for a pattern of BOUNDED, whether its longest text costs BOUNDED_S.
     """
     once = cost_s(pattern, methods, text.of(num_chars))
     if num_chars != NUM_CHARS:

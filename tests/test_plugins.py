@@ -64,7 +64,7 @@ def test_a_users_plugin_is_loaded_by_its_name_and_ours_win() -> None:
 
 
 def test_what_users_code_raises_is_its_own_doing_and_says_where() -> None:
-    """Of a task format or a sandbox kind: what it raises is no failure of ours."""
+    """An error that a task format or a sandbox kind raises is no failure of ours."""
     trivia = get_env("trivia")
     with (
         pytest.raises(

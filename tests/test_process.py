@@ -1,4 +1,4 @@
-"""How a process of the service starts, logs and ends: each life is a real process."""
+"""Tests of how a process of the service starts, logs and ends: each life is a real process."""
 
 from __future__ import annotations
 

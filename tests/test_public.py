@@ -1,4 +1,4 @@
-"""What `import prorl` promises: the names, and that it costs nothing."""
+"""Tests of the promises of `import prorl`: the names, and that it costs nothing."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ STOPPED_S = LATE_S + 0.5
 
 
 async def _stopped() -> tuple[float, bool]:
-    """What a stop costs on the clock, and whether a budget shorter than it is used up."""
+    """Returns the cost of a stop on the clock, and whether a budget shorter than it is used up."""
     began, deadline = now(), Deadline(STOPPED_S / 2)
     async with asyncio.timeout(STOPPED_S / 2):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What pydantic refuses is said in the words of this project."""
+"""Tests that a refusal of pydantic is said in the words of this project."""
 
 from __future__ import annotations
 

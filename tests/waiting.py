@@ -29,7 +29,7 @@ def wait_until(holds: Callable[[], object], what: str = "it", limit_s: float = 2
 
 
 def resident_bytes() -> int:
-    """Of this process."""
+    """Returns the resident bytes of this process."""
     process_stat = stat(os.getpid())
     assert process_stat is not None
     return process_stat.rss_bytes

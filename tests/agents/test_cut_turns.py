@@ -23,7 +23,7 @@ CALLING = [model for model in MODELS if model.tools]
 
 
 def _beginnings(made: TemplateRenderer, ids: NDArray[np.int32]) -> Iterator[NDArray[np.int32]]:
-    """What may have been sampled when it ended at any character, markers being whole."""
+    """Yields what may have been sampled when it ended at any character, markers being whole."""
     markers = set(made.tokenizer.specials.values())
     for end, id in enumerate(ids):
         yield ids[:end]

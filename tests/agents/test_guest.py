@@ -129,7 +129,7 @@ async def test_two_hundred_at_once_of_which_some_die_hang_up_and_say_it_twice() 
 
 
 async def test_while_it_waits_for_its_turn_its_time_stands_still() -> None:
-    """Those before it hang; it has less time than they take."""
+    """The attempts before it hang; it has less time than they take."""
     desk, first = Desk(), guest("import time; time.sleep(999)")
     hung = [attempt(first, run_s=3.0) for _ in range(2 * (os.cpu_count() or 1))]
     last = attempt(guest(GRADE), "24", run_s=2.9)

@@ -268,7 +268,7 @@ def _answers(port: int) -> bool:
 
 @asynccontextmanager
 async def world(name: str, at: Path, folder: Path) -> AsyncIterator[dict[str, Json]]:
-    """What a guest needs that runs beside it, as further data."""
+    """Yields, as further data, the server that a guest needs beside it."""
     if name != "verltool":
         yield {}
         return

@@ -118,7 +118,7 @@ def keys(keystrokes: str) -> Reply:
 
 
 def writes(agent: str, text: str) -> list[Reply]:
-    """What the policy says to write a text into sum.txt, and to end."""
+    """Returns the policy's replies that write a text into sum.txt, and end."""
     if agent == "oracle":
         return []
     command = f"echo {text} > sum.txt"

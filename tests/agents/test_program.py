@@ -61,7 +61,7 @@ print(said["content"])
 
 
 class Notes(BaseEnv):
-    """What the program has written to `note` is the artifact."""
+    """An env whose artifact is what the program has written to `note`."""
 
     name = "notes"
     offers = (BASH,)

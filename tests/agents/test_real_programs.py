@@ -235,7 +235,9 @@ async def engine(kind: str, model: Path, folder: Path) -> AsyncIterator[Server]:
 
 
 async def fed_back(kind: str, url: str, model: Path, sequence: Sequence) -> np.ndarray:
-    """What the engine says of each id of a stored sequence but the first, given those before."""
+    """Returns the engine's logprob of each id of a stored sequence but the first, given those
+    before.
+    """
     ids = sequence.token_ids_L
     if kind == "vllm":
         body = {"model": "toy", "prompt": ids.tolist(), "max_tokens": 1, "prompt_logprobs": 0}

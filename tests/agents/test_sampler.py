@@ -96,7 +96,9 @@ class _Speaks:
 
 @pytest.mark.parametrize("cancels", [False, True])
 async def test_a_thought_that_outlasts_the_deadline_is_kept(cancels: bool) -> None:
-    """What was sampled until then is the policy's, and trains: else long thoughts cost nothing."""
+    """The tokens sampled until then are the policy's, and train: else long thoughts cost
+    nothing.
+    """
     is_cancelled = False
     deadline = Deadline(60.0 if cancels else 0.5)
     attempt_context = context(_Speaks(), deadline=deadline, cancelled=lambda: is_cancelled)

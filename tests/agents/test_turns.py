@@ -88,7 +88,7 @@ def test_resumed_after_any_record_the_env_continues_from_its_state() -> None:
 
 
 def env_texts(trajectory: Trajectory) -> list[str]:
-    """What env and tools said to the policy."""
+    """Returns the texts of env and tools for the policy."""
     return [m.content for m in trajectory.messages[1:] if m.role in ("user", "tool")]
 
 

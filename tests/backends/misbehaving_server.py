@@ -160,7 +160,7 @@ class Misbehaving:
         return response
 
     def _events(self, ids: list[int], body: Json) -> list[Json]:
-        """As vLLM sends them, the count alone as the last."""
+        """Returns the events as vLLM sends them, the count alone as the last."""
         events = []
         for start in range(0, len(ids), PIECE):
             end = min(start + PIECE, len(ids))
@@ -184,7 +184,9 @@ class Misbehaving:
         return "stop" if ids[-1] in RENDERER.stop_token_ids else "length"
 
     def _ids(self, prompt: list[int], max_tokens: int) -> Int32:
-        """What it says, or the rest of it where the prompt ends with a beginning of it."""
+        """Returns the server's reply, or the rest of it where the prompt ends with its
+        beginning.
+        """
         num_matched = next(
             n
             for n in range(len(self._completion_ids) - 1, -1, -1)

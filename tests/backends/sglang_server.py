@@ -1,5 +1,5 @@
-"""What SGLang 0.5.23 says, over any backend: a stand-in written from its source, since the real one
-needs a GPU (`srt/entrypoints/http_server.py`, `srt/managers/tokenizer_manager.py`,
+"""A stand-in for SGLang 0.5.23 over any backend, written from its source, since the real one needs
+a GPU (`srt/entrypoints/http_server.py`, `srt/managers/tokenizer_manager.py`,
 `srt/utils/weight_versions.py`).
 """
 

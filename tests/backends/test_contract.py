@@ -1,4 +1,4 @@
-"""What every backend promises: the same body over scripted backends and the embedded one,
+"""The contract of every backend: the same body over scripted backends and the embedded one,
 in-process, over HTTP as vLLM speaks it, and as SGLang does.
 """
 

@@ -135,7 +135,7 @@ def test_plain_mathematics_on_a_model_without_tools_by_a_single_command(
 def test_rollouts_with_tools_by_a_template_of_ones_own(
     url: str, reference: Any, tmp_path: Path
 ) -> None:
-    """Whether so small a model calls any is its own affair, and printed."""
+    """The test prints whether so small a model calls any, and does not require it."""
     model = with_tools(SMOLLM2, tmp_path / "hermes")
     rows: list[Json] = [{"question": q, "answer": f"#### {a}"} for q, a in QUESTIONS.items()]
     stored = run(tmp_path, url, model, rows)
@@ -190,7 +190,9 @@ class Odd(MathEnv):
     reason="PRORL_TRL_PYTHON names no interpreter with TRL; `make test-vllm` makes one",
 )
 def test_a_step_of_trl_is_sampled_from_by_the_server(url: str, tmp_path: Path) -> None:
-    """By the recipes' script. What the server says then has the logprobs of TRL's checkpoint."""
+    """The script is that of the recipes. What the server says then has the logprobs of TRL's
+    checkpoint.
+    """
     (tmp_path / "odd.py").write_text(ODD)
     tasks = [
         {
@@ -258,7 +260,7 @@ def test_a_step_of_trl_is_sampled_from_by_the_server(url: str, tmp_path: Path) -
 async def _publish(
     url: str, directories: Mapping[str, Path], models: Mapping[str, Any]
 ) -> dict[str, float]:
-    """How far tokens are from each directory's model once the server has loaded it."""
+    """Returns how far tokens are from each directory's model once the server has loaded it."""
     backend, differences = VllmBackend(url, 49152), {}
     async with aiohttp.ClientSession() as session:
         target = WeightTarget(session, url)

@@ -1,4 +1,4 @@
-"""What SGLang does otherwise than vLLM, over its stand-in; `test_contract.py` has what is alike."""
+"""Tests how SGLang differs from vLLM, over its stand-in; `test_contract.py` has what is alike."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def _choice(**changes: Json) -> bytes:
 
 
 def _saved(array: NDArray[Any]) -> str:
-    """As vLLM's `numpy2base64`."""
+    """Encodes an array as vLLM's `numpy2base64`."""
     with io.BytesIO() as buffer:
         np.save(buffer, array)
         return base64.b64encode(buffer.getvalue()).decode()
@@ -158,7 +158,7 @@ OFF: Mapping[str, Json] = {
 
 
 async def _refusal_of(lie: str) -> str:
-    """What becomes of a call whose reply is a lie, and of what came of it."""
+    """Returns the refusal of a reply that lies, and of its partial completion."""
     async with Misbehaving(Mode.LIES) as server:
         server.lie = LIES[lie]
         backend = VllmBackend(server.url, TOKENIZER.vocab_size)
@@ -405,7 +405,9 @@ async def test_probe_refuses_logprobs_of_another_distribution(
 
 
 async def test_disabled_sampling_parameters_are_sent_explicitly() -> None:
-    """What a request leaves out vLLM takes from the model's generation_config.json."""
+    """The parameters that a request leaves out vLLM takes from the model's
+    generation_config.json.
+    """
     async with Misbehaving() as server:
         backend = VllmBackend(server.url, TOKENIZER.vocab_size)
         await backend.generate(

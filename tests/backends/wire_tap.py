@@ -133,7 +133,7 @@ def _values(kind: str, body: bytes) -> Iterator[Any]:
 
 
 def _requests(parts: list[tuple[float, bytes]]) -> Iterator[tuple[float, bytes, bytes]]:
-    """(when it began, target, body) of each whole request."""
+    """Yields (when it began, target, body) of each whole request."""
     parser, began, target, body = h11.Connection(h11.SERVER), 0.0, b"", b""
     for at, part in parts:
         parser.receive_data(part)

@@ -1,5 +1,6 @@
-"""What ends early: groups whose verdict is certain, stragglers, what a step or a run leaves over.
-The gateway's core in virtual time; workers, store and trainer are those of `prorl bench dapo`.
+"""Tests of early ends: groups whose verdict is certain, stragglers, what a step or a run leaves
+over. The gateway's core in virtual time; workers, store and trainer are those of `prorl bench
+dapo`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the pipeline benchmark reads: marks of rows on edges."""
+"""Tests of the marks that the pipeline benchmark reads: rows on edges."""
 
 from __future__ import annotations
 

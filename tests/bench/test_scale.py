@@ -1,4 +1,4 @@
-"""What `prorl bench scale` reckons, where the answer is known."""
+"""Tests of the figures of `prorl bench scale`, where the answer is known."""
 
 from __future__ import annotations
 

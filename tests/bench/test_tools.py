@@ -27,7 +27,9 @@ def test_a_rival_that_is_not_installed_is_a_row_with_its_reason() -> None:
 
 @pytest.mark.parametrize("extra", ["", *PROJECT["optional-dependencies"]])
 def test_no_extra_brings_a_copyleft_package(extra: str) -> None:
-    """Of what is installed here: each requirement, and what it requires in turn."""
+    """The packages are those that are installed here: each requirement, and what it requires in
+    turn.
+    """
     seen: set[str] = set()
     named = PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]
     for requirement in named:

@@ -401,7 +401,7 @@ class Renders(ChatMLRenderer):
 
 
 async def test_connections_that_say_nothing_keep_nobody_out() -> None:
-    """Of more than one attempt may have the idle ones are closed, the oldest first."""
+    """The oldest idle connections are closed where there are more than one attempt may have."""
     async with opened(Replies("one")) as at, AsyncExitStack() as stack:
         host, port = at.url.removeprefix("http://").split(":")
         streams = []

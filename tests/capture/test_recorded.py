@@ -78,7 +78,7 @@ def recorded_reply(body: dict[str, Json], reply: Json) -> Message:
 
 
 def spoken(message: Message) -> Completion:
-    """What a policy samples to say it: also a call that does not parse."""
+    """Returns the ids that a policy samples to say it: also a call that does not parse."""
     broken = {call.text: call for call in message.tool_calls if call.error}
     ids = RENDERER.completion(message)
     if not broken:

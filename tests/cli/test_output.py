@@ -1,4 +1,6 @@
-"""What a terminal of 80 columns shows: no word is broken, nothing is wider, a page is redrawn."""
+"""Tests of the output on a terminal of 80 columns: no word is broken, nothing is wider, a page is
+redrawn.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ WORDS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def output_of(*argv: str, **more_env: str) -> str:
-    """What a command writes to a terminal."""
+    """Returns the output of a command on a terminal."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
     env = {key: value for key, value in os.environ.items() if key not in UNSET} | more_env

@@ -1,4 +1,4 @@
-"""What a service and a node of this host say and leave behind."""
+"""Tests of the messages and leftovers of a service and of a node of this host."""
 
 from __future__ import annotations
 

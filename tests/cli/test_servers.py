@@ -1,4 +1,6 @@
-"""What is asked of a model server before a run starts, and what is said while one waits."""
+"""Tests of the questions to a model server before a run starts, and of the lines while one
+waits.
+"""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_the_likeliest_of_what_it_hears_last_is_wrong_in_most_forms(name: str) -
 
 
 async def test_what_tools_say_in_demonstrations_is_what_they_say(tmp_path: Path) -> None:
-    """Of `repair`, whose tools are not called there."""
+    """The env is `repair`, whose tools are not called there."""
     env, first_words = ENVS["repair"], set[str]()
     for number, task in enumerate(generate("repair", seed=5, n=60)):
         sandbox = LocalSandbox(tmp_path / str(number))

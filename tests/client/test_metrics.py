@@ -1,4 +1,4 @@
-"""What a trainer logs of its steps becomes rows of the run's table `metrics`."""
+"""Tests of the rows of the run's table `metrics` that a trainer logs of its steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How a step is dealt to the ranks of a trainer, and that a forked process hears why it cannot."""
+"""Tests of how a step is dealt to the ranks of a trainer, and that a forked process hears why it
+cannot.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ client.submit("far", tasks, n=1, key=f"k{first}", last=bool(last))
 
 @dataclass
 class RunningCluster:
-    """What a test plays with."""
+    """The service, hosts and run that a test works with."""
 
     hosts: Hosts
     path: Path
@@ -134,7 +134,7 @@ class RunningCluster:
         wait_until(lambda: self.log(stored)[0][0] == 1, "the run has finished")
 
     def verify(self) -> None:
-        """What is stored is whole, and each rollout is there once."""
+        """Asserts that the stored run is whole, and that each rollout is there once."""
         verify = [*PRORL, "verify", str(self.root / "far")]
         assert subprocess.run(verify, capture_output=True).returncode == 0
 

@@ -23,7 +23,7 @@ def ip(*words: str) -> str:
 
 
 def why_not() -> str:
-    """Why this machine cannot do it; empty when it can."""
+    """Returns why this machine cannot do it; empty when it can."""
     if os.geteuid():
         return "network namespaces as hosts need root"
     name = f"prorl-try-{os.getpid()}"

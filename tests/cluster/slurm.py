@@ -64,7 +64,7 @@ NODE = "NodeName=n{i} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 
 
 
 def why_not() -> str:
-    """Why this machine cannot run it; empty when it can."""
+    """Returns why this machine cannot run it; empty when it can."""
     if os.geteuid():
         return "a Slurm of one's own needs root"
     missing = [name for name in NEEDED if shutil.which(name) is None]
@@ -110,7 +110,7 @@ class Slurm:
             )
 
     def ask(self, *argv: str, check: bool = True) -> str:
-        """What a client of Slurm prints."""
+        """Returns the output of a client of Slurm."""
         done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=60)
         assert not check or done.returncode == 0, f"{argv}: {done.stderr}"
         return done.stdout.strip()

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def _holds(w: RunningCluster, name: str) -> bool:
-    """Whether RUN of a node has something in hand."""
+    """Returns whether RUN of a node has something in hand."""
     argv = w.hosts.argv(1, *PRORL, "status", "--json", "--root", str(w.root))
     done = subprocess.run(argv, capture_output=True, text=True)
     return f'"worker":"{name}' in done.stdout.replace(" ", "")

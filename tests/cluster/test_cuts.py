@@ -118,7 +118,7 @@ def test_leases_of_a_dead_host_are_out_again(tmp_path: Path) -> None:
 
 
 def test_a_node_drains_though_its_gateway_has_just_been_cut_off(tmp_path: Path) -> None:
-    """What it holds waits for a store that does not answer."""
+    """The node's rows wait for a store that does not answer."""
     with running_cluster(tmp_path) as w:
         begun(w)
         w.hosts.cut(2)

@@ -67,7 +67,7 @@ class Site:
         self.service.complete()
 
     def busy(self) -> int:
-        """How many RUNs have something in hand."""
+        """Returns how many RUNs have something in hand."""
         with prorl.connect(self.service.root) as client:
             workers = client.status()["workers"]
         return sum(worker["held"] > 0 for worker in workers if worker["role"] == "run")

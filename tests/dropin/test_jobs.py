@@ -1,5 +1,5 @@
-"""What the drop-in servers make of a rollout, without a service: one that fails by us is nobody's
-reward, and one that nobody waits for is cancelled.
+"""Tests of the jobs of the drop-in servers without a service: a rollout that fails by us is
+nobody's reward, and one that nobody waits for is cancelled.
 """
 
 from __future__ import annotations

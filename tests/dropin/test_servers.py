@@ -111,7 +111,7 @@ def shop(n: int) -> list[dict[str, Json]]:
 
 
 def sequences(stored: StoredRun) -> dict[int, Sequence]:
-    """By rollout; each has one."""
+    """Returns the sequence of each rollout; each has one."""
     table = stored.read("sequences").combine_chunks()
     ids = table.column("rollout_id").to_pylist()
     sequences_read = [
@@ -130,7 +130,9 @@ def of_ids(sequences: dict[int, Sequence], ids: list[int]) -> Sequence:
 
 
 async def test_prorl_agent_at_seventy_workers(tmp_path: Path, sandbox_kind: str) -> None:
-    """As its GRPO trainer: start, many `/process`, stop; messages are joined, masked by role."""
+    """The client acts as ProRL Agent's GRPO trainer: start, many `/process`, stop; messages are
+    joined, masked by role.
+    """
     async with serving(tmp_path, sandbox_kind), spoken("prorl-agent", tmp_path) as server:
         await server.post("/clear_llm_server")
         await server.post("/process", {"instance": {}, "sampling_params": {}}, status=503)
@@ -327,7 +329,7 @@ async def test_prorl_agent_knows_only_servers_that_are_there(
 
 
 async def test_nemo_gym_at_seventy_workers(tmp_path: Path, sandbox_kind: str) -> None:
-    """As NeMo RL: each call's prompt goes on with what came before."""
+    """The client acts as NeMo RL: each call's prompt goes on with what came before."""
     async with serving(tmp_path, sandbox_kind), spoken("nemo-gym", tmp_path) as server:
 
         async def run(index: int, row: dict[str, Json]) -> Json:

@@ -193,7 +193,7 @@ def _columns(lines: Path, rows: list[dict[str, Json]], python: str) -> list[Path
 
 
 async def rewards(task: Task, kind: str, *replies: str) -> list[float]:
-    """What each reply earns, graded in a sandbox of its own."""
+    """Returns the reward of each reply, graded in a sandbox of its own."""
     env = get_env(task.env)
     env.check(task)
     scores = []

@@ -32,7 +32,7 @@ class Guessing(BaseEnv):
 
     @tool("A hint.", about={"type": "string"})
     def hint(self, task: Task, about: str, state: EnvState) -> str:
-        """Whether the number is even; it says which hint this is."""
+        """Says whether the number is even, and which hint this is."""
         state["hints"] = state.get("hints", 0) + 1
         return f"hint {state['hints']}: {'even' if task.data['number'] % 2 == 0 else 'odd'}"
 

@@ -58,7 +58,9 @@ def rows(seed: int, size: int) -> list[Row]:
 
 
 def _word_problems(dice: random.Random) -> Iterator[tuple[str, str, list[str], list[str]]]:
-    """Of GSM8K: with the unit that the question asks for and its solution writes."""
+    """Yields word problems of GSM8K with the unit that the question asks for and its solution
+    writes.
+    """
     lines = GSM8K.read_text().splitlines()
     for line in dice.sample(lines, len(lines)):
         task = json.loads(line)

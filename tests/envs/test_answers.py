@@ -91,14 +91,14 @@ def test_the_tables_are_judged_rightly(name: str, capsys: pytest.CaptureFixture[
 
 
 def test_answers_as_policies_write_them_are_judged_rightly() -> None:
-    """Of 1,000 rows at least 97 % rightly, at most one wrong answer taken."""
+    """At least 97 % of 1,000 rows are judged rightly, and at most one wrong answer is paid."""
     wrong = misjudged(1, 1000)
     assert len(wrong) <= 1000 * (1 - ACCURACY), wrong
     assert sum(not row.right for row, _ in wrong) <= 1, wrong
 
 
 def test_answers_that_were_written_before_the_rules_were_read() -> None:
-    """Of whole replies at least 97 % of the right ones are paid, at most 1 % of the wrong ones."""
+    """At least 97 % of the right whole replies are paid, and at most 1 % of the wrong ones."""
     rows = list(written())
     wrong = [row for row in rows if ours(row) is not row.right]
     missed = [row for row in wrong if row.right]
@@ -409,7 +409,7 @@ numbers: right by `closed_form`, wrong by `strict`.
 def _judged(
     row: dict[str, Any], answers: str, verdict: bool, grading: str = "closed_form"
 ) -> list[str]:
-    """Those of a row's answers that are judged so."""
+    """Returns the answers of a row that are judged so."""
     return [
         answer
         for answer in row.get(answers, ())

@@ -269,7 +269,7 @@ async def test_files_beside_a_named_image_are_put_into_its_first_folder(
 
 
 async def test_only_artifacts_cross_to_a_separate_verifier(tmp_path: Path, image: Path) -> None:
-    """Those that hooks collect included, and without what is excluded."""
+    """The artifacts include those that hooks collect, and not what is excluded."""
     artifacts = '["/workspace/data/sum.txt", "/missing", {source = "/out", exclude = ["*.tmp"]}]'
     toml = f"artifacts = {artifacts}\n" + TOML.replace(
         "[verifier]\n", '[verifier]\nenvironment_mode = "separate"\n'
@@ -304,8 +304,8 @@ BROKEN = "rm -rf /logs; echo > /logs"
 async def test_however_much_an_agent_writes_it_is_judged(
     tmp_path: Path, image: Path, command: str, artifact_mb: int, crosses: bool, reward: float
 ) -> None:
-    """What is more than crosses is judged in the agent's own sandbox, as in Harbor; what is broken
-    there or here is the agent's doing.
+    """An artifact that is too large to cross is judged in the agent's own sandbox, as in Harbor;
+    what is broken there or here is the agent's doing.
     """
     task, env, boxes = _task(tmp_path, image, TXT), HarborEnv(), isolated("pyns")
     await verify(env, task, boxes=boxes)

@@ -1,4 +1,4 @@
-"""What of a change counts, decided from paths alone."""
+"""Tests of which files of a change count, decided from paths alone."""
 
 from __future__ import annotations
 

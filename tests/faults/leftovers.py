@@ -1,4 +1,4 @@
-"""What a sandboxd and its sandboxes consist of on this machine, counted from outside, whoever else
+"""Counts what a sandboxd and its sandboxes consist of on this machine, from outside, whoever else
 works here.
 """
 
@@ -70,7 +70,7 @@ class Watched:
         )
 
     def agents(self) -> set[int]:
-        """What its agents run just now."""
+        """Returns the processes that its agents run just now."""
         return marked(self.mark)
 
     def groups(self) -> list[Path]:
@@ -78,8 +78,8 @@ class Watched:
         return [group for top in GROUPS for group in top.glob(f"prorl-{self.name}/*/")]
 
     def count_leftovers(self, *, daemon: bool) -> Leftovers:
-        """What there is of its sandboxes; with `daemon`, also of what sandboxd itself has while it
-        lives.
+        """Counts what there is of its sandboxes; with `daemon`, also what sandboxd itself has while
+        it lives.
         """
         sockets = _names(Path(f"/tmp/prorl-{os.getuid()}") / self.name)
         num_in_kernel = sum(

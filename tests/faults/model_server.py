@@ -40,7 +40,7 @@ def says(turn: int) -> Int32:
 
 
 def goes_on(prompt: list[int]) -> Int32:
-    """What is left to say after a prompt."""
+    """Returns the rest of the reply after a prompt."""
     whole = says(prompt.count(_OUTPUT_ID))
     num_matched = next(
         n for n in range(len(whole) - 1, -1, -1) if prompt[len(prompt) - n :] == whole[:n].tolist()

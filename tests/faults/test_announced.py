@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
 
 async def send(server: Listening, path: Path, version: int, label: str) -> None:
-    """What a trainer's own channel does: the service hears nothing of it."""
+    """Sends weights by the trainer's own channel: the service hears nothing of it."""
     body = {"path": str(path), "version": version, "label": label}
     async with (
         aiohttp.ClientSession() as session,
@@ -46,7 +46,7 @@ async def send(server: Listening, path: Path, version: int, label: str) -> None:
 
 
 async def failed(call: Callable[[], dict[str, Json]]) -> Json:
-    """What a call could not do, once every server that was slow has been asked again."""
+    """Returns the servers for which a call failed, once every slow server has been asked again."""
     while True:
         try:
             servers: dict[str, str] = (await asyncio.to_thread(call))["failed"]

@@ -51,7 +51,7 @@ class ModelServer(Listening):
         super().__init__("tests.faults.model_server", "{port}", str(self.tap))
 
     def calls(self) -> list[Call]:
-        """What the wire had."""
+        """Returns the calls on the wire."""
         calls_by_name: dict[str, list[Call]] = {}
         for line in self.tap.read_bytes().splitlines() if self.tap.exists() else ():
             entry = orjson.loads(line)

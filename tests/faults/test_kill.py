@@ -61,7 +61,7 @@ def _config(root: Path, sandbox_kind: str, layout: dict[str, Json] | None = None
 
 
 def _busy(name: str, view: dict[str, Json]) -> bool:
-    """Whether the process holds work now, as far as the log can tell."""
+    """Returns whether the process holds work now, as far as the log can tell."""
     counts = view["counts"]
     if name == "store":
         return bool(counts.get("reserved", 0) + counts.get("running", 0))

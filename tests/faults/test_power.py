@@ -87,7 +87,7 @@ def _connect(root: Path, recorder: Recorder) -> prorl.Client:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Change | Mark]:
-    """What a service did to its root, from the first file on."""
+    """Returns the changes that a service made to its root, from the first file on."""
     if problem := available():
         pytest.skip(problem)
     folder = tmp_path_factory.mktemp("disk")
@@ -169,7 +169,9 @@ async def test_the_service_goes_on_after_a_power_cut(
 
 
 def _finish(client: prorl.Client) -> list[int]:
-    """What a client does that saw none of its answers: everything again. The delivery order."""
+    """Acts as a client that saw none of its answers: it does everything again. The delivery
+    order.
+    """
     client.create_run(**RUN)
     for wave in range(WAVES):
         _wave(client, wave)

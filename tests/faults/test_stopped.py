@@ -97,7 +97,7 @@ class Frozen:
             assert any(line.startswith(word) for line in process.stdout), f"no {word!r}"
 
     def pids(self, who: tuple[str, ...]) -> list[int]:
-        """Of these parts, which the supervisor may be replacing just now."""
+        """Returns the pids of these parts, which the supervisor may be replacing just now."""
         ours = [pid for pid in descendants(os.getpid()) if pid not in self._before]
         if who == EVERYTHING:
             return ours

@@ -50,7 +50,7 @@ WORK = (
 
 
 def kills_of(name: str) -> int:
-    """How often each process is killed for this kind."""
+    """Returns how often each process is killed for this kind."""
     return KILLS if name == "pyns" else max(1, KILLS // 5)
 
 
@@ -235,7 +235,7 @@ async def test_killing_a_process_ends_its_own_sandbox_only(
 
 
 async def is_alone(host: UnixSandboxHost, refs: list[SandboxRef]) -> bool:
-    """Whether the second of two lives and the first does not."""
+    """Returns whether the second of two lives and the first does not."""
     living = {entry["id"] for entry in (await host.status())["sandboxes"]}
     assert refs[1].sandbox_id in living
     return refs[0].sandbox_id not in living
@@ -316,7 +316,7 @@ async def holds_work(host: UnixSandboxHost, victim: str, chance: random.Random) 
 
 
 async def all_done(client: Client, running: Supervisor) -> bool:
-    """Whether no rollout is open.
+    """Returns whether no rollout is open.
 
     The supervisor is told of commits: without any, deaths in a row would be a crash loop.
     """

@@ -59,7 +59,7 @@ class Odd(BaseEnv):
 
 
 async def lines(process: asyncio.subprocess.Process) -> AsyncIterator[tuple[str, dict[str, float]]]:
-    """What a trainer says: a word and its values."""
+    """Yields the lines of a trainer: a word and its values."""
     assert process.stdout is not None
     async for line in process.stdout:
         word, _, values = line.decode().partition(" ")

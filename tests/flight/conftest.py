@@ -25,7 +25,7 @@ class Net:
 
 
 class Sockets(FlightNetwork):
-    """What it serves itself it dials through the socket, as another process would."""
+    """A network that dials through the socket what it serves itself, as another process would."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)

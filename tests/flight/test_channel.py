@@ -1,4 +1,4 @@
-"""What only real processes and sockets can show: killed peers, tokens, threads, forks, reads."""
+"""Tests that need real processes and sockets: killed peers, tokens, threads, forks, reads."""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ STEP = (
 
 
 def turn_text(turn: int) -> str:
-    """What a step says when it and each before it ran once, in one shell."""
+    """Returns the text of a step when it and each before it ran once, in one shell."""
     return f"n={turn + 1} lines={turn + 1} kills={turn + 1}"
 
 
 @reward("exact")
 def exact(task: Task, artifact: bytes) -> float:
-    """Whether the sandbox's files say so too."""
+    """Returns 1 if the sandbox's files agree."""
     turns = int(task.data.get("expected", task.data["turns"]))
     lines = "".join(f"{turn}\n" for turn in range(turns)) + "killed\n" * turns
     return float(artifact.decode() == lines)

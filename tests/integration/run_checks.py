@@ -1,4 +1,4 @@
-"""What must hold of every finished run, whatever happened to it."""
+"""The invariants of every finished run, whatever happened to it."""
 
 from __future__ import annotations
 

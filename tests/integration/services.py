@@ -1,5 +1,5 @@
-"""What tests of whole services play with: their settings, model servers as processes, and a run
-that is fed while something strikes it.
+"""Helpers for tests of whole services: their settings, model servers as processes, and a run that
+is fed while something strikes it.
 """
 
 from __future__ import annotations

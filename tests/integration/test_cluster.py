@@ -187,7 +187,7 @@ LOOPBACK = "0100007F"
 
 
 async def pids(client: prorl.Client) -> set[int]:
-    """Of the RUNs that are there."""
+    """Returns the pids of the RUNs that are there."""
     live_workers = (await asyncio.to_thread(client.status))["workers"]
     return {worker["pid"] for worker in live_workers if worker["role"] == "run"}
 

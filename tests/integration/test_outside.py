@@ -51,7 +51,7 @@ def join_file(running: Supervisor, role: str) -> Path:
 
 
 def train(path: Path) -> list[int]:
-    """What a trainer does: submit, stream, commit."""
+    """Acts as a trainer: submit, stream, commit."""
     tasks = [Task(task_id=f"t{i}", env="noop", prompt="?", data={"reward": 1}) for i in range(4)]
     with prorl.connect(path) as client:
         client.create_run(run_id="far", filter="none", delivery="stream")

@@ -59,7 +59,7 @@ class Loss(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What is killed."""
+    """The run and the process of it that is killed."""
 
     root: Path
     sandbox_kind: str
@@ -76,7 +76,7 @@ class Trial(NamedTuple):
     """Whether a kill waits until a tool or an env has answered in some attempt in hand."""
 
     def config(self) -> ServiceConfig:
-        """Of its service."""
+        """Returns the configuration of its service."""
         more = {"load_code": True, "journal_sync": self.journal_sync, "tokenizer": str(TOY)}
         return settings(
             self.root, self.sandbox_kind, self.backend, **slots(SLOTS), workers=self.workers, **more
@@ -121,7 +121,7 @@ class _Watch:
         """What tools and envs had said by then, by rollout and turn."""
 
     def paths(self) -> list[Path]:
-        """Those of attempts in hand."""
+        """Returns the journals of attempts in hand."""
         snapshots = {path: look(path) for path in sorted(self._folder.glob("*.journal"))}
         keys = [snapshot.key for snapshot in snapshots.values() if snapshot is not None]
         now = time.time()
@@ -129,7 +129,9 @@ class _Watch:
         return [path for path, snapshot in snapshots.items() if snapshot is not None]
 
     def loss(self) -> Loss:
-        """Of a kill now; also that no turn was sampled and no call answered twice."""
+        """Returns the loss of a kill now, and asserts that no turn was sampled and no call answered
+        twice.
+        """
         now, kept, bare = time.time(), 0.0, 0.0
         for path in self.paths():
             snapshot = look(path)
@@ -159,7 +161,7 @@ class _Watch:
 
 
 def has_answer(paths: list[Path]) -> bool:
-    """Whether a journal holds what a tool or an env said."""
+    """Returns whether a journal holds what a tool or an env said."""
     attempts = filter(None, map(look, paths))
     return any(isinstance(r, ToolAnswer) for attempt in attempts for r in attempt.records)
 
@@ -203,8 +205,8 @@ async def _run(trial: Trial) -> tuple[int, list[Loss], StoredRun, _Watch]:
 
 
 def _check_attempts(root: Path, stored: StoredRun, watch: _Watch) -> None:
-    """What RUN had at a kill ended in the attempt that it was in, and nothing was charged. What
-    only INIT had begins again.
+    """Asserts that the attempts that RUN had at a kill ended in the attempt that they were in, and
+    nothing was charged. What only INIT had begins again.
     """
     ended = {row["rollout_id"]: row["attempt"] for row in rows(stored, ATTEMPTS)}
     assert watch.struck

@@ -1,4 +1,6 @@
-"""Which experts of a mixture tokens went through: as the server says it, so a trainer has it."""
+"""Tests of the experts of a mixture that tokens went through: a trainer has them as the server
+reports them.
+"""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ async def _settled(client: Client, completed: int) -> None:
 
 
 class _CollectingHandler(logging.Handler):
-    """What a logger said."""
+    """Collects the messages of a logger."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -127,7 +127,7 @@ async def _rewards(make_plan: Make, task: Row, policy: str, *sets: str) -> Store
 
 
 def _num_setups(stored: StoredRun) -> int:
-    """How many preparations made the workspaces that were scored."""
+    """Returns how many preparations made the workspaces that were scored."""
     query = "select content from messages where role = 'grader'"
     marks = [
         re.findall(r"^([0-9a-f-]{36})$", each["content"], re.M) for each in rows(stored, query)

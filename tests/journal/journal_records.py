@@ -66,7 +66,7 @@ def recorded_call(turn: int, finish: FinishReason = FinishReason.STOP) -> Record
 
 
 def answer(turn: int, index: int = 0) -> ToolAnswer:
-    """What a call said; half a surrogate pair included."""
+    """Returns the result of a call; half a surrogate pair included."""
     return ToolAnswer(
         turn=turn, index=index, text=f"out {turn}.{index} \ud800", tool_s=0.1, spent_s=2.0
     )
@@ -78,7 +78,7 @@ ENDED = AttemptEnd(
 
 
 def look(path: Path) -> Recovered | None:
-    """What a file holds that another process may be writing; None while it holds no whole row."""
+    """Reads a file that another process may be writing; None while it holds no whole row."""
     try:
         prefix = frames.read(path.read_bytes())
     except FileNotFoundError:
@@ -87,7 +87,7 @@ def look(path: Path) -> Recovered | None:
 
 
 def same(record: Past, other: Past) -> bool:
-    """Whether two records hold the same, arrays by value."""
+    """Returns whether two records hold the same, arrays by value."""
     try:
         np.testing.assert_equal(dataclasses.asdict(record), dataclasses.asdict(other))
     except AssertionError:

@@ -44,7 +44,7 @@ def _tell(journal: AttemptJournal) -> None:
 
 
 def _prefix(recovered: Recovered) -> int:
-    """How many records were found; they must be the first ones."""
+    """Returns how many records were recovered; they must be the first ones."""
     assert len(recovered.records) <= len(RECORDS)
     assert all(map(same, recovered.records, RECORDS))
     assert row_hashes(recovered.row.as_batch) == row_hashes(row().as_batch)

@@ -1,4 +1,6 @@
-"""What a process was at when it died, as its parent reads it, and who is charged with it."""
+"""Tests of what a process was doing when it died, as its parent reads it, and who is charged with
+it.
+"""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_what_is_no_token_of_ours_is_refused(header: bytes) -> None:
 
 
 def lineage(run: str) -> bytes:
-    """What a client says with `record`."""
+    """Returns the body of a client's `record`."""
     values = {"checkpoint": "c", "parent_checkpoint": "p", "consumer": "primary", "run_id": "other"}
     row = {field.name: values.get(field.name, 0) for field in TRAINED if not field.nullable}
     rows = pa.Table.from_pylist([row], TRAINED).replace_schema_metadata(

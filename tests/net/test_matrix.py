@@ -1,6 +1,7 @@
-"""Who may do what, each cell asked for real: role of certificate x token x route or verb x run.
-Routes and verbs come from the app and from the server, so that what is added is asked as well; what
-should come of it is worked out here from the table, and not by the code that reads it.
+"""Tests of the table of access, each cell tried for real: role of certificate x token x route or
+verb x run. Routes and verbs come from the app and from the server, so that what is added is asked
+as well; what should come of it is worked out here from the table, and not by the code that reads
+it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class BearerToken:
 
 @dataclass(frozen=True)
 class Cert:
-    """What a caller shows over TLS; None: it is on the service's own host."""
+    """The certificate that a caller presents over TLS; None: it is on the service's own host."""
 
     name: str
     credentials: Credentials | None = None
@@ -103,7 +104,9 @@ def certificates(authority: Authority) -> list[Cert]:
 
 
 def may(cert: Cert, token: BearerToken, roles: frozenset[str], named: str | None) -> bool:
-    """What the table says. `named`: the run that is asked for; empty: none; None: of no account."""
+    """Returns whether the table allows it. `named`: the run that is asked for; empty: none; None:
+    of no account.
+    """
     by_certificate = cert.credentials is None or cert.role in roles
     by_token = token.valid and (not token.role or token.role in roles)
     return by_certificate and by_token and (not token.run or named in (None, token.run))
@@ -172,7 +175,7 @@ EMPTY = pa.schema([pa.field("x", pa.int64())])
 
 
 def call(client: fl.FlightClient, what: str, token: str, run: str, worker: str) -> str:
-    """What is raised, in words; empty when it was let in."""
+    """Returns the error, in words; empty when the caller was let in."""
     verb, _, name = what.partition(" ")
     body, options = orjson.dumps({"run": run}), call_options(token, 30)
     try:

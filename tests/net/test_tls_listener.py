@@ -56,7 +56,7 @@ def opened(
 def ask(
     port: int, credentials: Credentials, words: bytes = b"hello", source: str = "127.0.0.1"
 ) -> bytes:
-    """What the app answers a caller from this address."""
+    """Returns the app's answer to a caller from this address."""
     with (
         socket.create_connection(("127.0.0.1", port), 10, (source, 0)) as plain,
         credentials.client_context().wrap_socket(plain, server_hostname="service.prorl") as secure,
@@ -84,7 +84,7 @@ def trusting(context: ssl.SSLContext) -> ssl.SSLContext:
 
 
 def says(port: int, context: ssl.SSLContext) -> bytes:
-    """What a TLS client without our certificate hears."""
+    """Returns what a TLS client without our certificate receives."""
     try:
         with (
             socket.create_connection(("127.0.0.1", port), 10) as plain,

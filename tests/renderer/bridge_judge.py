@@ -129,7 +129,7 @@ def official(
     *,
     prompt: bool,
 ) -> str:
-    """What the template writes, nothing of ours between."""
+    """Returns the text that the template writes, nothing of ours between."""
     return renderer.template.render(
         renderer.family.dialect.messages(messages),
         tool_values(tools) or None,

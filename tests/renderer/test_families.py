@@ -61,7 +61,7 @@ def test_random_tool_conversations(model: Model) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", MODELS, ids=NAMES)
 def test_a_thousand_random_tool_conversations(model: Model) -> None:
-    """As many as PRORL_CONVERSATIONS says; `-s` prints the counts."""
+    """The number of conversations is PRORL_CONVERSATIONS; `-s` prints the counts."""
     tally = judge(model, range(int(os.environ.get("PRORL_CONVERSATIONS", "1000"))))
     print(model.name, tally)
     _check(model, tally)

@@ -1,4 +1,4 @@
-"""How families write calls: what is read of well-formed, broken and hostile text."""
+"""Tests of the grammars of families: what is read of well-formed, broken and hostile text."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ NUM_CHARS = 200_000
 
 
 def repeated(name: str) -> Iterator[Repeated]:
-    """What the grammar looks for, again and again, bare and in the middle of a call."""
+    """Yields what the grammar looks for, again and again, bare and in the middle of a call."""
     read = getattr(grammar, name)
     marks = {" ", "\n", "a", "1", "<", '"', "<parameter=", "<parameter name=", "<function="}
     samples = [(row[0], row[1]) for row in WELL_FORMED] + [(row[0], row[1]) for row in BROKEN]

@@ -1,4 +1,6 @@
-"""What a model's template can be shown is settled when a run is created, never by a rollout."""
+"""Tests of the check, when a run is created, that a model's template can show its tasks; a rollout
+never decides it.
+"""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ def _reason(kind: str) -> str:
 
 
 def why_not(kind: str) -> str:
-    """Why a kind cannot be tested here, empty when it can; a failure where PRORL_REQUIRE names the
-    kind (CI must not skip quietly).
+    """Returns why a kind cannot be tested here, empty when it can; a failure where PRORL_REQUIRE
+    names the kind (CI must not skip quietly).
     """
     reason = _reason(kind)
     if reason and kind in os.environ.get("PRORL_REQUIRE", "").split(","):

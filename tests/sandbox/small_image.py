@@ -64,8 +64,8 @@ def make_image(folder: Path, programs: Sequence[str] = PROGRAMS) -> Path:
 
 
 def as_ordinary_user() -> list[str]:
-    """What to put before a Python command line to run it as nobody; empty when we are an ordinary
-    user ourselves.
+    """Returns what to put before a Python command line to run it as nobody; empty when we are an
+    ordinary user ourselves.
     """
     if os.getuid() != 0:
         return []

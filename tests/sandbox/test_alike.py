@@ -1,4 +1,4 @@
-"""What an agent's shell meets is the same in every kind that contains it."""
+"""Tests that an agent's shell meets the same in every kind that contains it."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ async def test_a_file_with_a_false_size_breaks_the_sandbox(
 async def test_a_snapshot_with_a_false_size_writes_little(
     tmp_path: Path, size: object, body: int
 ) -> None:
-    """What is written on the host stays near what was allowed, whatever comes."""
+    """The bytes that are written on the host stay near what was allowed, whatever comes."""
 
     async def snapshot(sandbox: ConnectedSandbox) -> None:
         path = tmp_path / "snapshot"

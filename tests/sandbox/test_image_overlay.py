@@ -1,5 +1,5 @@
-"""What a sandbox may do with its image: write over it within a quota, be root of it, and nothing
-beyond; its environment and programs.
+"""Tests of what a sandbox may do with its image: write over it within a quota, be root of it, and
+nothing beyond; its environment and programs.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ async def test_an_overlay_has_a_quota(daemon: Sandboxd, image: Path) -> None:
 
 
 async def test_the_image_belongs_to_the_sandbox(daemon: Sandboxd, image: Path) -> None:
-    """What only its owner may read, it can read: images are made by root, and the sandbox has a uid
-    of its own.
+    """A sandbox can read files that only their owner may read: images are made by root, and the
+    sandbox has a uid of its own.
     """
     assert await ask(daemon, SandboxSpec(image=str(image)), "cat /root/private") == {
         "cat /root/private": (0, "the owner's\n")

@@ -59,7 +59,7 @@ def server() -> Iterator[RegistryServer]:
 
 
 def seen(registry: Registry, image: Image, tmp_path: Path) -> Path:
-    """What a sandbox sees of an image, as a folder."""
+    """Returns the image as a sandbox sees it, as a folder."""
     target = tmp_path / f"seen-{image.digest[:8]}"
     merge(registry.stack(image.digest)[::-1], target)
     return target

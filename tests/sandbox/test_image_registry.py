@@ -115,7 +115,7 @@ def test_unfinished_images_of_a_killed_maker_are_swept_and_those_of_a_live_maker
 
 
 def test_a_folder_without_its_description_is_no_image_and_is_replaced(registry: Registry) -> None:
-    """What a power cut between the two renames of `keep` leaves."""
+    """A power cut between the two renames of `keep` leaves such a folder."""
     image = add(registry)
     registry.folder(image.digest).with_suffix(".json").unlink()
     Path(image.path, "bin", "bash").write_text("half")

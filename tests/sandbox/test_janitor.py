@@ -1,4 +1,6 @@
-"""What dead sandboxds leave is swept by whoever opens next; what living ones have stays."""
+"""Tests that whoever opens next sweeps the leftovers of dead sandboxds, and nothing of living
+ones.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_every_row_has_a_kind(name: str) -> None:
 
 
 def test_a_kind_is_named_nowhere_but_in_its_own_file() -> None:
-    """What a kind needs or can do is asked of its record, never decided by its name."""
+    """The needs and abilities of a kind are read from its record, never decided by its name."""
     names = "|".join(kinds.CATALOGUE)
     decided = re.compile(rf"""([=!]=|\bin\b)\s*\(?["'](?:{names})["']|case ["'](?:{names})["']""")
     offenders = [
@@ -75,7 +75,9 @@ async def test_auto_takes_pyns_where_it_works_though_apptainer_does_too() -> Non
 
 
 def test_a_sandbox_starts_where_prorl_is_on_pythonpath_alone(tmp_path: Path) -> None:
-    """As `pip install --target` leaves it: no interpreter has it among its own packages."""
+    """The layout is that of `pip install --target`: no interpreter has it among its own
+    packages.
+    """
     base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     bare = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     there = subprocess.run([base, "-c", "import prorl"], env=bare, cwd="/", stderr=DEVNULL)

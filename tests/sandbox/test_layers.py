@@ -88,7 +88,9 @@ async def test_siblings_share_a_layer_and_see_nothing_of_the_hosts_packages(
 async def test_programs_of_npm_stand_beside_those_of_python(
     sandbox_kind: str, tmp_path: Path
 ) -> None:
-    """What an install script would have put in a program's place is found without running it."""
+    """A program that an install script would have put in place is found without running the
+    script.
+    """
     wheel(tmp_path / "wheels")
     about = {"name": "said", "version": "1.0.0", "bin": {"said": "said.sh", "own": "own.sh"}}
     about["scripts"] = {"postinstall": f"touch {tmp_path}/ran"}

@@ -26,7 +26,7 @@ HANG = "import socket; s = socket.create_connection(('127.0.0.1', %s)); s.sendal
 
 
 class Served:
-    """What answers on the port: nobody before `together` callers are there."""
+    """Answers on the port: nobody before `together` callers are there."""
 
     def __init__(self, together: int) -> None:
         self._barrier = asyncio.Barrier(together)

@@ -91,7 +91,7 @@ async def test_an_earlier_life_is_refused(sandboxd: Sandboxd) -> None:
 
 
 async def test_a_sandbox_that_knows_a_first_call_lies(sandboxd: Sandboxd) -> None:
-    """Who says so is the agent's, and its failure is not ours."""
+    """The claim is the agent's, and its failure is not ours."""
     ref = await sandboxd.host.start("run/1/1", "run", SPEC)
     async with sandboxd.host.connect(ref) as connection, sandboxd.host.connect(ref) as two:
         connection.mark(CallId(0, 5, 0))

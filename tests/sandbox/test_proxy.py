@@ -314,7 +314,7 @@ async def test_a_closed_port_ends_its_connections() -> None:
 
 @pytest.mark.parametrize("resolves", [False, True])
 async def test_the_nodes_own_proxy_gets_the_checked_address_or_the_name(resolves: bool) -> None:
-    """By its own name for a host that only it can resolve, where the operator says so."""
+    """The proxy gets the name of a host that only it can resolve, where the operator says so."""
     targets: list[bytes] = []
 
     async def upstream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

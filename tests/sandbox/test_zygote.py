@@ -46,7 +46,7 @@ class Starts:
         self.zygote.start()
 
     async def start(self, folder: Path, name: str, image: str = "") -> str:
-        """What the status pipe says."""
+        """Returns the message of the status pipe."""
         launch = Launch(
             sandbox_id=name,
             spec=SandboxSpec(tools=("bash",)),

@@ -1,4 +1,5 @@
-"""What hostile code reaches for in a sandbox: nothing of the host, of a neighbour or of us.
+"""Tests of what hostile code reaches for in a sandbox: nothing of the host, of a neighbour or of
+us.
 
 In every kind.
 

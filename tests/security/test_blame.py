@@ -1,4 +1,4 @@
-"""Whose fault: each row of `prorl.sandbox.blame`, in every kind, tried by an agent that would
+"""Tests of blame: each row of `prorl.sandbox.blame`, in every kind, tried by an agent that would
 rather be excused, and by an outside that would rather not be.
 """
 
@@ -49,7 +49,7 @@ async def verdict(box: Box, command: str = "sleep 20") -> FailureCode:
 
 
 async def attempt(call: Awaitable[object]) -> SandboxError | None:
-    """What a call is blamed on; None when it comes through."""
+    """Returns the error of a call; None when it comes through."""
     try:
         await call
     except SandboxError as error:
@@ -87,7 +87,9 @@ async def test_its_own_limits_are_the_agents_to_set(box: Box) -> None:
 
 
 async def test_a_busy_agent_does_not_use_up_the_servers_time(box: Box) -> None:
-    """What found the row: one second of CPU time for pid 1, then work for it."""
+    """This is the case that revealed the row: one second of CPU time for pid 1, then work for
+    it.
+    """
     await box.sh("prlimit --pid 1 --cpu=1:1; prlimit --pid $PPID --cpu=1:1")
     work = "for i in $(seq 300); do head -c 100000 /dev/zero; done"
     for _ in range(4):
@@ -172,7 +174,7 @@ async def test_a_tool_server_killed_from_outside(box: Box) -> None:
 
 
 async def test_a_launcher_killed_from_outside_after_the_agent_ran_out_of_memory(box: Box) -> None:
-    """What it did before is no reason to blame it for what we did."""
+    """The agent's earlier deed is no reason to blame it for what we did."""
     need_own_uid(box)
     if procfs.is_init(await launcher_of(box)):
         pytest.skip("nobody can tell who killed a pid 1 that no launcher guards")
@@ -206,7 +208,7 @@ async def test_a_tool_server_stopped_from_outside(box: Box) -> None:
 
 
 async def test_a_client_that_was_stopped_itself_blames_nobody(box: Box) -> None:
-    """As when a machine is paused: nobody runs at the deadline, and the answer comes soon after."""
+    """The machine seems paused: nobody runs at the deadline, and the answer comes soon after."""
     server = await server_of(box)
 
     async def stopped() -> str:
@@ -245,7 +247,9 @@ def nested(depth: int) -> list[object]:
     ids=["deep", "deeper", "odd", "odd and deep", "odd and deeper", "large", "huge", "numbers"],
 )
 async def test_arguments_that_cannot_be_sent_are_a_result(box: Box, value: Json) -> None:
-    """What a policy writes is never our failure: it is told, or has broken its own sandbox."""
+    """Arguments that a policy writes are never our failure: it is told, or has broken its own
+    sandbox.
+    """
     error = await attempt(box.sandbox.call("files", {"command": "view", "path": value}, 10.0))
     assert error is None or error.code is FailureCode.SANDBOX_BROKEN, error
     if error is None:

@@ -1,4 +1,5 @@
-"""What hostile code uses up in a sandbox: bounded, neighbours unharmed, the right one blamed.
+"""Tests of what hostile code uses up in a sandbox: bounded, neighbours unharmed, the right one
+blamed.
 
 In every kind.
 """

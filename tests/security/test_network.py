@@ -196,7 +196,7 @@ async def _boxes(daemon: Sandboxd) -> AsyncIterator[dict[str, ConnectedSandbox]]
 
 
 async def _try(node: Node, mode: str, attempts: dict[str, str]) -> dict[str, list[str]]:
-    """What came of each attempt: `in` or `out`, and the first line of the answer."""
+    """Returns the outcome of each attempt: `in` or `out`, and the first line of the answer."""
     text = json.dumps(attempts)
     for name, value in node.places.items():
         text = text.replace(f"{{{name}}}", str(value))

@@ -1,4 +1,4 @@
-"""What hostile code leaves behind: processes, files, traps for whoever clears up.
+"""Tests of what hostile code leaves behind: processes, files, traps for whoever clears up.
 
 Nothing of it stays. In every kind.
 """

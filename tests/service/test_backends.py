@@ -121,7 +121,7 @@ async def test_a_run_that_wants_a_longer_context_than_its_servers_have_is_refuse
 async def test_a_server_that_takes_no_weights_is_refused_before_a_token_is_sampled(
     tmp_path: Path,
 ) -> None:
-    """As vLLM before 0.27, or outside of its developer mode: no `/weight_info`."""
+    """The server is as vLLM before 0.27, or outside of its developer mode: no `/weight_info`."""
     async with served() as old, running_gateway(tmp_path, backends=(old,)) as w:
         run_body: Json = {"run_id": "r", "delivery": "stream"}
         status, answer = await w.http("POST", "/v1/runs", run_body)

@@ -199,7 +199,7 @@ class Machine(RuleBasedStateMachine):
         pick=PICK,
         who=PICK,
         back=st.sampled_from([0, 0, 0, 1]),
-        said=st.sampled_from([Started(), Failed(), Released(), Progress(turn=1, tokens=2)]),
+        payload=st.sampled_from([Started(), Failed(), Released(), Progress(turn=1, tokens=2)]),
     )
     def event(self, pick: int, who: int, back: int, payload: Payload) -> None:
         record = self.live()[pick % len(self.live())]
@@ -360,7 +360,7 @@ class Machine(RuleBasedStateMachine):
         self.check_promises()
 
     def check_log(self) -> None:
-        """What the log gives back is what memory holds."""
+        """Asserts that the log gives back what memory holds."""
         state = State()
         load(self.log, state, self.now)
         assert facts(state.runs["r"]) == facts(self.run)

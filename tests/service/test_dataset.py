@@ -148,7 +148,9 @@ async def test_a_filter_has_a_task_sit_out_and_says_how_many_siblings_it_gets(
 
 
 async def test_of_the_tasks_in_turn_the_longest_goes_first(tmp_path: Path) -> None:
-    """By what their rollouts took an epoch ago; the mean, where none was stored."""
+    """The order is by the duration of their rollouts an epoch ago; the mean, where none was
+    stored.
+    """
     tokens = {"a": 10, "b": 900, "c": 500, "d": 0}
     async with running_gateway(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
         await w.run(epochs=2, max_open_groups=4, server_priority=True)

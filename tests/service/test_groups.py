@@ -47,7 +47,7 @@ class World(SteppedCore):
         assert self.core.groups.propose(self.run, decisions) == Done()
 
     def hand(self, *groups: int, version: int = 0) -> tuple[list[tuple[int, int]], list[int]]:
-        """What the store hands out: (group, place), and who went stale."""
+        """Returns what the store hands out: (group, place), and who went stale."""
         kept_groups = [KeptGroup(g, version) for g in groups]
         answer = self.core.groups.handout(self.run, kept_groups)
         return [(delivery.group_id, delivery.delivery_seq) for delivery in answer.delivered], list(
@@ -219,7 +219,9 @@ def test_what_is_handed_out_has_its_place_for_good(world: World) -> None:
 def test_what_is_older_than_allowed_goes_stale(
     world: World, allowed: int, request_version: int, stored: int, stale: bool
 ) -> None:
-    """By the version asked with, else by the decision's; what has no version is of any."""
+    """The version of the request counts, else the decision's; a group without a version is of
+    any.
+    """
     world.begin(1, n=2, delivery="stream", max_staleness=allowed)
     world.complete(0)
     world.decide(0, min_version=stored)

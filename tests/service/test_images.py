@@ -79,7 +79,7 @@ async def test_a_task_without_a_node_delays_no_sibling_and_ends_alone(tmp_path: 
 
 
 async def test_leases_of_a_departed_node_wait_for_another(tmp_path: Path) -> None:
-    """What was granted and not sent goes back to the queue, charged to nobody."""
+    """Leases that were granted and not sent return to the queue, charged to nobody."""
     async with running_gateway(tmp_path) as w, w.worker("init", "a/init-0", images=()):
         await w.run()
         async with w.worker("init", "b/init-0", images=(PY,)):
@@ -109,7 +109,7 @@ async def test_a_run_that_no_node_can_serve_says_so(tmp_path: Path, image: str) 
 
 
 async def test_only_so_many_leases_go_ahead_of_guests_that_do_not_come(tmp_path: Path) -> None:
-    """What waits at RUN has no slot there, so that nothing else would bound it."""
+    """Rows that wait at RUN have no slot there, so that nothing else would bound them."""
     data = {"guest": "lake"}
     async with running_gateway(tmp_path) as w, w.worker("init") as init, w.worker("run"):
         await w.run()

@@ -1,4 +1,4 @@
-"""What is settled leaves memory, and comes back from the log the same."""
+"""Tests that settled groups leave memory, and come back from the log the same."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ noticed_or_not = pytest.mark.parametrize("noticed", [True, False])
 def back_without(
     core: Core, name: str, noticed: bool = True, lease_confirmed: bool = False
 ) -> RolloutRecord:
-    """What a worker had been given before its stream broke, and does not claim now."""
+    """Returns a rollout that a worker had before its stream broke, and does not claim now."""
     worker = hello(core, name)
     record = leased(core, worker)
     if lease_confirmed:
@@ -393,8 +393,8 @@ def test_a_node_that_is_not_there_is_named_with_those_that_are(core: Core) -> No
 def test_what_nobody_claims_after_a_restart(
     log: ControlLog, clock: Clock, runs: bool, others: bool, after_s: float, state: RolloutState
 ) -> None:
-    """What was lost with the gateway is nobody's fault; who runs one may be far away, and a lease
-    waits until workers have come.
+    """Attempts that were lost with the gateway are nobody's fault; who runs one may be far away,
+    and a lease waits until workers have come.
     """
     core = restarted(log, clock, runs)
     if others:

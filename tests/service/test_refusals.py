@@ -41,7 +41,7 @@ class Shut:
         return new_join(root, role, self.config.listener.url, token, days)
 
     async def over_http(self, join: Join) -> str:
-        """What somebody hears who makes a run."""
+        """Returns the message for somebody who makes a run."""
         http = Http(join.url, join.token, retry_s=0.2, credentials=join.credentials)
         client = Client(http=http, credentials=join.credentials)
         with pytest.raises(ProrlError) as caught:
@@ -49,7 +49,7 @@ class Shut:
         return str(caught.value)
 
     async def over_flight(self, join: Join) -> str:
-        """What somebody hears who dials the control stream."""
+        """Returns the message for somebody who dials the control stream."""
         assert self.config.listener is not None
         async with FlightNetwork(join.token, join.credentials) as network:
             with pytest.raises(ProrlError) as caught:

@@ -1,5 +1,5 @@
-"""What the core decides follows from its events: the same ones lead to the same state again,
-wherever objects lie in memory and whatever else draws random numbers.
+"""Tests that the core's decisions follow from its events: the same ones lead to the same state
+again, wherever objects lie in memory and whatever else draws random numbers.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def _line(batch: PackedBatch) -> dict[str, object]:
 
 
 def _cursor(checkpoint: Path) -> str:
-    """Of the last whole line; half of one is taken away."""
+    """Returns the cursor of the last whole line; half of one is dropped."""
     text = checkpoint.read_bytes() if checkpoint.exists() else b""
     checkpoint.write_bytes(text[: text.rfind(b"\n") + 1])
     rows = lines(checkpoint)

@@ -1,4 +1,4 @@
-"""What clients saw, written down as it happened, and whether the store agrees.
+"""The history of what clients saw, written down as it happened, and its comparison with the store.
 
 A line is written before a call (`invoke`) and after it (`ok`); a call that failed or whose client
 died has no `ok`, and may have happened or not. `problems` is pure over the lines and the stored
@@ -73,7 +73,9 @@ def problems(submitted: Iterable[Line], read: Iterable[Line], stored: Stored) ->
 
 
 def _submissions(submitted: Iterable[Line], stored: Stored) -> Iterator[str]:
-    """What was accepted is stored, once, under the ids that were answered, each time the same."""
+    """Yields the differences between accepted groups and the store: each is stored once, under the
+    ids that were answered.
+    """
     answers: defaultdict[str, set[int]] = defaultdict(set)
     sizes: dict[str, int] = {}
     for line in submitted:
@@ -93,7 +95,9 @@ def _submissions(submitted: Iterable[Line], stored: Stored) -> Iterator[str]:
 
 
 def _readings(read: list[Line], stored: Stored) -> Iterator[str]:
-    """What was read is what is stored, in the stored order, and was trained on once."""
+    """Yields the differences between what was read and what is stored: equal, in the stored order,
+    trained on once.
+    """
     for line in read:
         group, seq = line["group"], line["seq"]
         if stored.order[seq : seq + 1] != [group]:

@@ -72,7 +72,7 @@ if not TOGETHER:
 
 @dataclass
 class Table:
-    """What struck and how long it took until the process was back."""
+    """The faults that struck, and how long it took until the process was back."""
 
     struck: Counter[str] = field(default_factory=Counter)
     back_s: dict[str, list[float]] = field(default_factory=dict)
@@ -142,8 +142,8 @@ def disk(folder: Path) -> Iterator[bool]:
 
 
 class Evidence:
-    """What a failure is understood by: histories, faults, and the log of every life of every
-    process.
+    """The evidence by which a failure is understood: histories, faults, and the log of every life
+    of every process.
     """
 
     def __init__(self) -> None:
@@ -273,7 +273,9 @@ class Soak:
         return 0
 
     async def stop_everything(self) -> None:
-        """As a paused host does, for less than the supervisor, which is us, waits."""
+        """Stops everything as a paused host does, for less than the supervisor, which is us,
+        waits.
+        """
         pids = [child.pid for child in self.running.children.values() if child.alive]
         pids += [pid for parent in pids for pid in descendants(parent)]
         for number in (signal.SIGSTOP, signal.SIGCONT):
@@ -450,7 +452,9 @@ def _judge(directory: Path, folder: Path, soak: Soak, expected: int) -> str:
 
 
 def _honest(stored: StoredRun, url: str) -> int:
-    """Of how many rollouts this server said the end: all of them as it does when it is well."""
+    """Counts the rollouts whose end came from this server: all of them as it does when it is
+    well.
+    """
     ending_ids = RENDERER.completion(Message(role="assistant", content=SAYS)).tolist()
     ended_rows = rows(
         stored,

@@ -48,7 +48,7 @@ Work = Callable[[Row], Awaitable[Added]]
 
 
 async def finish(row: Row) -> Added:
-    """What each operator does when all goes well."""
+    """Adds what each operator adds when all goes well."""
     if row.batch.schema.equals(EDGES["lease"]):
         return ready_columns(sandbox=SandboxRef(), prompt=(), tools=(), init_s=0.0)
     if row.batch.schema.equals(EDGES["ready"]):

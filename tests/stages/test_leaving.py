@@ -83,7 +83,7 @@ async def submitted(w: GatewayHarness, turns: int = TURNS) -> None:
 
 
 async def ran(w: GatewayHarness, tmp_path: Path, name: str) -> Row:
-    """What RUN of a node gives to EVAL, which takes it."""
+    """Returns the row that RUN of a node gives to EVAL, which receives it."""
     location = f"grpc+unix://{tmp_path / name}/worker-0.sock"
     inlet = Inlet(w.network, "ran", this_life(roles={"eval": 1}, worker="eval-0"), slots=1)
     inlet.set_upstreams([location])
@@ -146,7 +146,7 @@ async def test_a_chain_takes_no_new_leases_while_what_it_has_finished_waits(
 async def test_who_leaves_does_not_wait_for_ever_for_a_gateway_that_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, away: bool
 ) -> None:
-    """What RUN has finished waits for EVAL and the store, as long as there is a gateway."""
+    """The rows that RUN has finished wait for EVAL and the store, as long as there is a gateway."""
     monkeypatch.setattr(chained, "ALONE_S", 0.1)
     monkeypatch.setattr(chained, "LEAVE_S", 0.1)
     caplog.set_level(logging.WARNING, "prorl.stages")

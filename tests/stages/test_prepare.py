@@ -1,5 +1,5 @@
-"""What INIT and EVAL ask sandboxd for when an env's preparation is worth keeping, and whose fault
-it is when it fails.
+"""Tests of the requests of INIT and EVAL to sandboxd when an env's preparation is worth keeping,
+and of whose fault its failure is.
 """
 
 from __future__ import annotations

@@ -63,7 +63,9 @@ async def test_siblings_share_a_single_trial_and_other_tasks_have_their_own(
 
 
 async def test_a_failed_verification_is_reported_to_every_rollout(verified: Verified) -> None:
-    """By an error of its own: one that is raised again grows by each rollout's frames."""
+    """Each rollout has an error of its own: one that is raised again grows by each rollout's
+    frames.
+    """
     env = TriedEnv(RolloutError(FailureCode.BAD_TASK, "no pytest"))
     errors = await _check(verified, env, *[TASK] * 3)
     assert [str(error) for error in errors] == ["bad_task: no pytest"] * 3

@@ -44,7 +44,7 @@ def content(run: RunDir) -> dict[str, list[str]]:
 
 
 def replayed(run: RunDir) -> list[tuple[int, list[str]]]:
-    """What a replay serves, in order."""
+    """Returns what a replay serves, in order."""
     stored = StoredRun(run.where)
     index = stored_index(stored)
     return [(group, row_hashes(index.read(group))) for group in ReplayOrder(stored).groups]
@@ -60,7 +60,7 @@ def files(run: RunDir) -> list[str]:
 
 
 def expected_files(run: RunDir) -> list[str]:
-    """What there is when nothing is left over."""
+    """Returns the files of the run when nothing is left over."""
     (commit,) = run.commits()
     name = str(next(name for name in run.commit_names() if name.first))
     return sorted([f"commits/{name}", *(file.path for file in commit.files)])

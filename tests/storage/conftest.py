@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
-    """What the S3 server does to the next puts; botocore itself does not try again."""
+    """Yields the faults of the S3 server for the next puts; botocore itself does not try again."""
     pytest.importorskip("moto.server", reason="needs moto[server] (an S3 server in Python)")
     s3fs = pytest.importorskip("s3fs", reason="needs the extra s3")
     from tests.storage.s3_server import s3_server

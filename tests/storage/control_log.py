@@ -82,7 +82,7 @@ class FileLog:
         self.state["outbox"].append({"seq": self.state["seq"], "kind": kind, "payload": payload})
 
     def tell(self, writer: RunWriter) -> None:
-        """As the gateway tells a session, from the start of the outbox."""
+        """Tells the writer what the gateway tells a session, from the start of the outbox."""
         for row in self.state["outbox"]:
             if row["seq"] <= writer.outbox_seq:
                 continue
@@ -93,12 +93,12 @@ class FileLog:
                 writer.add_terminal(msgspec.convert(row["payload"], Terminal))
 
     def unpublish(self, commit_seq: int) -> None:
-        """As if the store had died between commit and publication."""
+        """Marks a part as if the store had died between commit and publication."""
         self.state["parts"][commit_seq - 1]["published"] = False
         self._save()
 
     def news(self) -> RunNews:
-        """As the gateway sends it to a session, before the outbox."""
+        """Returns the news that the gateway sends to a session, before the outbox."""
         parts = self.state["parts"]
         values = {
             "filter": "none",

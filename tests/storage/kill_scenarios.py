@@ -1,5 +1,5 @@
-"""What `kill_script.py` makes, asks for and checks; its process imports this once it has children
-or none to come.
+"""The objects and checks of `kill_script.py`; its process imports this once it has children or none
+to come.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def check_scored(original: Path, roots: Roots) -> None:
 
 
 def all_files(root: Path) -> list[str]:
-    """Of the run, by name."""
+    """Returns the files of the run, by name."""
     paths = (root / "demo").rglob("*")
     return [str(path.relative_to(root / "demo")) for path in paths if path.is_file()]
 

@@ -69,7 +69,9 @@ def tidy(root: Path, steps: Steps) -> None:
 
 
 def score(root: Path, steps: Steps) -> None:
-    """As `prorl rescore && prorl gc`, but for one who asks again for a name that is given."""
+    """Scores as `prorl rescore && prorl gc` do, except for one who asks again for a name that is
+    given.
+    """
     from tests.storage.kill_scenarios import rescored
 
     rescored(root, steps, steps.around(write_durably))
@@ -91,7 +93,7 @@ WORK: dict[str, Callable[[Path, Steps], None]] = {
 
 
 def in_child(work: Callable[[], None], what: str) -> bool:
-    """Whether the child was killed; raises when it failed in another way."""
+    """Returns whether the child was killed; raises when it failed in another way."""
     pid = os.fork()
     if pid == 0:
         try:

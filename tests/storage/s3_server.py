@@ -107,7 +107,7 @@ class FaultyS3:
 
 
 def _read_body(environ: dict[str, Any]) -> None:
-    """What is left on the connection would be taken for its next request."""
+    """Reads the rest of a body, which would be taken for the connection's next request."""
     environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
 
 

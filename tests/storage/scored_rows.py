@@ -128,7 +128,7 @@ def turn(index: int) -> Turn:
 def terminal(
     rollout_id: int, *, n: int = 4, status: str = "failed", code: str = "worker_lost"
 ) -> Terminal:
-    """What a `terminal` command carries."""
+    """Returns the content of a `terminal` command."""
     return Terminal(
         rollout_id=rollout_id,
         group_id=rollout_id // n,

@@ -148,5 +148,5 @@ def client(location: str) -> Iterator[Client]:
 
 
 def directory(gateway: GatewayHarness, run_id: str = "r") -> Path:
-    """Of a run."""
+    """Returns the folder of a run."""
     return gateway.config.root / run_id

@@ -27,7 +27,7 @@ from tests.storage.store_pipeline import directory, store
 
 
 class Kind(NamedTuple):
-    """How an attempt ends, and what its row says."""
+    """The end of an attempt, and the content of its row."""
 
     code: str
     stage: str
@@ -57,7 +57,7 @@ class Kind(NamedTuple):
 
 
 async def _until(holds: Callable[[], bool]) -> None:
-    """What workers say comes by streams of their own, in any order."""
+    """Waits, since the messages of workers come by streams of their own, in any order."""
     async with asyncio.timeout(30):
         while not holds():
             await asyncio.sleep(0.01)

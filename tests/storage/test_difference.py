@@ -1,4 +1,4 @@
-"""What the trainers of two runs logged stands beside each other in their report."""
+"""Tests that the logs of the trainers of two runs stand beside each other in their report."""
 
 from __future__ import annotations
 

@@ -360,7 +360,7 @@ def test_sql_sees_what_became_of_the_task_before() -> None:
 
 
 def streaks(*lengths: int) -> History:
-    """Of tasks t1, t2 ...: so many groups in which all was right."""
+    """Returns a history of tasks t1, t2 ...: so many groups in which all was right."""
     history = History()
     groups = [(task, i) for task, n in enumerate(lengths, 1) for i in range(n)]
     for task, i in groups:

@@ -62,7 +62,7 @@ def bytes_of(path: Path) -> Iterator[mmap.mmap]:
 
 
 def detected_in_commits(run: RunDir) -> bool:
-    """As `verify` asks: an error that names the file, or a finding."""
+    """Returns whether `verify` detects it: an error that names the file, or a finding."""
     try:
         stored = StoredRun(run.root)
         rules = [*_manifest(stored), *_commits(stored.commits)]
@@ -117,8 +117,8 @@ def _plain(path: Path) -> tuple[list[tuple[str, pa.DataType]], Any]:
 
 
 def flip_all(run: RunDir, stride: int, read_stride: int) -> dict[str, list[int]]:
-    """Of each folder: bytes, found by verify, harmless, changed unseen by verify, read without
-    verify (of the sample): an error, the same, something else.
+    """Returns for each folder the number of bytes: found by verify, harmless, changed unseen by
+    verify, read without verify (of the sample): an error, the same, something else.
     """
     named = {file.path for commit in StoredRun(run.root).commits for file in commit.files}
     table: dict[str, list[int]] = {}

@@ -17,7 +17,7 @@ from tests.storage.scored_rows import scored
 
 
 def read_location(place: Location) -> pa.RecordBatch:
-    """As a client on this host does."""
+    """Reads as a client on this host does."""
     with pa.memory_map(place.path) as source:
         source.seek(place.offset)
         return pa.ipc.read_record_batch(

@@ -66,7 +66,7 @@ def test_a_time_limit_is_obeyed_inside_a_single_huge_value(root: Path) -> None:
 
 
 async def test_a_time_limit_in_a_notebook(root: Path) -> None:
-    """Whose loop runs already."""
+    """The loop of a notebook runs already."""
     table = prorl.open(root / "a").table("select count(*) as n from rollouts", timeout_s=30.0)
     assert table.to_pylist() == [{"n": 25}]
 

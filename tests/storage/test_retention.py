@@ -1,4 +1,4 @@
-"""What may go and what is kept, by a real control log."""
+"""Tests of which runs may go and which are kept, by a real control log."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ async def test_a_starting_store_removes_the_files_of_earlier_stores(tmp_path: Pa
 
 
 async def test_a_starting_store_removes_the_files_of_a_dead_compaction(tmp_path: Path) -> None:
-    """Of a run that has ended, of which no log tells it."""
+    """The run has ended, and no log tells of it."""
     run = run_of_many_parts(tmp_path / "root")
     compact(run)
     collect(run, grace_s=0)

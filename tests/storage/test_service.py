@@ -182,7 +182,7 @@ async def test_of_a_finished_run_nothing_stays_in_the_store(service: GatewayHarn
 
 
 def command(pid: int) -> str:
-    """Of a process; `tidy` for one that has ended."""
+    """Returns the command line of a process; `tidy` for one that has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text() or "tidy"
     except OSError:
@@ -366,7 +366,7 @@ async def test_a_run_of_another_version_is_refused_alone(
 
 
 def fails_for_the_last(group_id: int, sample_index: int) -> float | None:
-    """Of four members; of group 0 two."""
+    """Fails the last of four members; of group 0 two."""
     return None if sample_index == 3 or (group_id, sample_index) == (0, 2) else sample_index % 2
 
 

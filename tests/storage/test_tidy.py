@@ -43,7 +43,7 @@ async def test_what_cannot_be_compacted_is_logged(
 async def test_what_is_cancelled_leaves_no_pack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As at the end of a service, in the middle of it."""
+    """The cancellation comes as at the end of a service, in the middle of the work."""
     run = run_of_many_parts(tmp_path)
     before = files(run)
     monkeypatch.setenv(failpoints.VARIABLE, "file.renamed:freeze@2")

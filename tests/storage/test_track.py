@@ -129,7 +129,7 @@ def test_wandb_reads_the_same_numbers_offline(
 
 
 def history(path: Path) -> dict[tuple[str, int], float]:
-    """What a W&B file holds by now: its own process writes it."""
+    """Returns what a W&B file holds by now: its own process writes it."""
     from wandb.proto import wandb_internal_pb2  # type: ignore[import-not-found, unused-ignore]
 
     points: dict[tuple[str, int], float] = {}
@@ -146,8 +146,9 @@ def history(path: Path) -> dict[tuple[str, int], float]:
 
 
 def records(data: bytes) -> Iterator[bytes]:
-    """Those of a log as LevelDB writes it (W&B's file): blocks of 32 KiB behind a header of 7
-    bytes, in each records of a checksum, a length and a kind: whole, first, middle, last.
+    """Yields the records of a log as LevelDB writes it (W&B's file): blocks of 32 KiB behind a
+    header of 7 bytes, in each records of a checksum, a length and a kind: whole, first, middle,
+    last.
     """
     place, whole = 7, b""
     while place + 7 <= len(data):

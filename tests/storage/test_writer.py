@@ -264,7 +264,7 @@ async def test_terminals_tasks_and_events_are_stored_with_the_same_commit(tmp_pa
 async def test_a_task_repeated_while_it_is_written_is_stored_once(
     tmp_path: Path,
 ) -> None:
-    """As a gateway that began anew tells it: in one row of the outbox together with later ones."""
+    """A gateway that began anew tells it in one row of the outbox together with later ones."""
     loop, paths = asyncio.get_running_loop(), list[str]()
 
     def repeat_task(fs: Any, path: str, content: Any) -> None:

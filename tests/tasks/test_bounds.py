@@ -165,7 +165,7 @@ def test_folders_of_tasks_are_looked_for_so_deep(tmp_path: Path) -> None:
 
 
 def test_cases_are_unpacked_up_to_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was packed a thousand to one is not unpacked beyond it."""
+    """Data that was packed a thousand to one is not unpacked beyond its bound."""
     packed = pickle.dumps(json.dumps([{"input": "0" * 100_000, "output": "0"}]))
     value = base64.b64encode(zlib.compress(packed)).decode()
     monkeypatch.setattr(programs, "MAX_UNPACKED_BYTES", len(packed))

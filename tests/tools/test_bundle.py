@@ -23,7 +23,9 @@ OLDEST = (3, 8)
 
 
 def members(data: bytes) -> dict[str, object]:
-    """What is packed; code as it is loaded, for its bytes depend on what else is in memory."""
+    """Returns what is packed; code as it is loaded, for its bytes depend on what else is in
+    memory.
+    """
     with zipfile.ZipFile(io.BytesIO(data)) as packed:
         content_by_name = {name: packed.read(name) for name in packed.namelist()}
     return {

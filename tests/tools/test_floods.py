@@ -64,7 +64,7 @@ for size in [1 << 20] * {num_bytes >> 20} + [{num_bytes % (1 << 20)}]:
 
 
 def expected_output(content: str, num_bytes: int) -> str:
-    """What of it the policy is shown."""
+    """Returns the part of the output that the policy sees."""
     pattern, half = PATTERNS[content], OUTPUT_BYTES // 2
     head = (pattern * (half // len(pattern) + 1))[:half]
     last = num_bytes % (1 << 20)

@@ -86,7 +86,7 @@ def arm(client: Client, root: Path, name: str, seed: int, filter_: str) -> dict[
 
 
 def rests(root: Path, name: str) -> list[int]:
-    """How long `CURATOR` had tasks rest, of each of its decisions."""
+    """Returns how long `CURATOR` had tasks rest, of each of its decisions."""
     group_rows = StoredRun(root / name).sql(
         "select group_id, any_value(task_id) as task, min(reward) <> max(reward) as kept"
         " from rollouts where valid group by 1 order by 1"

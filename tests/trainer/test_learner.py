@@ -146,7 +146,9 @@ def test_layers_computed_again_give_the_same_step(model_dir: Path) -> None:
 
 
 def test_what_servers_must_say_is_the_models_own(model_dir: Path) -> None:
-    """By the trainer's pass over the batch's first prompt; packing comes back afterwards."""
+    """The expected logprobs are those of the trainer's pass over the batch's first prompt; packing
+    comes back afterwards.
+    """
     policy_learner, batch = learner(model_dir), batch_of(1)
     before = policy_learner.update(batch, step=0, version=0)
     expected = policy_learner.expected(first_prompt(batch))

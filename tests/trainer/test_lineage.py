@@ -1,6 +1,4 @@
-"""Which rollouts made which checkpoint: what the run remembers is what the trainer knows, whatever
-dies.
-"""
+"""Tests of the lineage of checkpoints: the run remembers what the trainer knows, whatever dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other trainers log of their steps is stored with the run under our names."""
+"""Tests that the logs of other trainers are stored with the run under our names."""
 
 from __future__ import annotations
 

@@ -44,7 +44,9 @@ def shares(
     row_C: torch.Tensor | None = None,
     rollouts: list[int] | None = None,
 ) -> Shares:
-    """Of one minibatch; without `row_C` it is one sequence, without `rollouts` each is its own."""
+    """Returns the shares of one minibatch; without `row_C` it is one sequence, without `rollouts`
+    each is its own.
+    """
     row_C = torch.zeros(len(trained_C), dtype=torch.long) if row_C is None else row_C
     rollouts = list(range(int(row_C.max()) + 1)) if rollouts is None else rollouts
     return token_shares(trained_C, row_C, torch.tensor(rollouts), config)

@@ -321,7 +321,7 @@ def prime_rl(rows: list[Record], _: Any, model: Path, temperature: float, folder
 
 
 def skyrl(rows: list[Record], _: Any, model: Path, temperature: float, folder: Path) -> float:
-    """By `token_mean`, its default, with advantages of its blocks of n."""
+    """Returns SkyRL's loss by `token_mean`, its default, with advantages of its blocks of n."""
     from prorl.trainer.adapters.skyrl import Generator
 
     groups = [[row for row in rows if row.group == number] for number in range(GROUPS)]

@@ -120,7 +120,7 @@ def toy(tmp_path: Path) -> Path:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_ten_steps_at_toy_size(domain: str, tmp_path: Path) -> None:
-    """By TRL's adapter where TRL is there, else by the shipped trainer."""
+    """The trainer is TRL with its adapter where TRL is there, else the shipped trainer."""
     root, tasks = tmp_path / "root", rows(tmp_path / f"{domain}.jsonl", domain, 24)
     sets = ["run.limits.max_tokens=4096", "run.sampling.max_tokens=2048"]
     sets.append("run.max_staleness=-1")  # a script takes no weights, so its tokens grow old

@@ -220,7 +220,7 @@ def test_what_trl_saves_is_published_untied_and_verified(
     from prorl.trainer.adapters import train_trl
 
     class Recorder:
-        """What a client is told, in the order of the calls."""
+        """Records the commands to a client, in the order of the calls."""
 
         def __init__(self) -> None:
             self.published: list[tuple[Path, dict[str, Any]]] = []

@@ -1,4 +1,4 @@
-"""What trains, as a hash a sequence: ids up to the last trained token, mask, logprobs where it is
+"""Hashes what trains of each sequence: ids up to the last trained token, mask, logprobs where it is
 set. Equal for an adapter's rows and for what `prorl sql` says of the stored run.
 """
 
@@ -17,7 +17,7 @@ from prorl.storage.read.catalog import query
 
 
 def digest(ids: Any, mask: Any, logprobs: Any) -> str:
-    """Of one whole sequence; "" where nothing trains."""
+    """Returns the digest of one whole sequence; "" where nothing trains."""
     mask = np.asarray(mask).astype(bool)
     if not mask.any():
         return ""
@@ -39,7 +39,7 @@ def of_response(prompt: Any, response: Any, mask: Any, logprobs: Any) -> str:
 
 
 def stored(run_dir: Path, groups: Container[int] | None = None) -> Counter[str]:
-    """Of a stored run, or of its groups with these ids."""
+    """Returns the digests of a stored run, or of its groups with these ids."""
     sql = "SELECT group_id, token_ids, logprobs, span_end, span_kind FROM sequences"
     counts: Counter[str] = Counter()
     for row in query(run_dir, sql).to_pylist():

@@ -1,4 +1,5 @@
-"""How quick the pages are in Debian's Chromium, and what the server holds: prints one line each.
+"""Measures how quick the pages are in Debian's Chromium, and what the server holds: prints one line
+each.
 
 python -m tests.view.page_times [FOLDER]      keeps its made-up runs in FOLDER for the next time
 """
@@ -50,7 +51,9 @@ def _server(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def _live(folder: Path) -> None:
-    """What the events of a run cost that grows by a commit a second, and what they tell."""
+    """Measures the cost of the events of a run that grows by a commit a second, and their
+    content.
+    """
     run, rng = make_run(folder / "r", PER_S, 1), np.random.default_rng(0)
     with _server(folder) as (url, pid), ThreadPoolExecutor(1) as threads:
         num_events = threads.submit(asyncio.run, _events(Viewer(url), LIVE_S))
@@ -68,7 +71,7 @@ def _live(folder: Path) -> None:
 
 
 async def _events(viewer: Viewer, count: int) -> int:
-    """How many were heard until the run had grown so often."""
+    """Returns how many events came until the run had grown so often."""
     num_events = 0
     async with viewer.events("api/runs/r/events") as events:
         async for now in events:

@@ -35,7 +35,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _damage(kind: str) -> str:
-    """What an error may name in a run of this kind; empty: there may be none."""
+    """Returns what an error may name in a run of this kind; empty: there may be none."""
     return "/part-" if kind.startswith("damaged") else ""
 
 

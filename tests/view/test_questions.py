@@ -170,7 +170,7 @@ def run_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
 
 
 def _train(stored: StoredRun, count: int, apart: float) -> None:
-    """What a trainer leaves that found each of the first tokens this much less likely."""
+    """Writes what a trainer leaves that found each of the first tokens this much less likely."""
     rows = stored.read("sequences").sort_by("sequence_id").slice(0, count).to_pylist()
     nullable = {field.name: None for field in TRAINED if field.nullable}
     zero = {f.name: "" if pa.types.is_string(f.type) else 0 for f in TRAINED if not f.nullable}

@@ -1,4 +1,6 @@
-"""Who the viewer answers, and what it says of runs that are filtered, alive, damaged, read-only."""
+"""Tests of whom the viewer answers, and of its pages of runs that are filtered, alive, damaged,
+read-only.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """Where a viewer listens."""
+    """The address at which a viewer listens."""
 
     url: str
 
@@ -50,7 +50,7 @@ class Viewer:
 
     @asynccontextmanager
     async def events(self, path: str) -> AsyncIterator[AsyncIterator[Json]]:
-        """What a stream of events tells, one after the other."""
+        """Yields the events of a stream, one after the other."""
         sent = {"Authorization": f"Bearer {self.url.partition('#token=')[2]}"}
         async with (
             aiohttp.ClientSession() as session,

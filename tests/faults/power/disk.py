@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class Kept(enum.Enum):
-    """What of the things that were not synced is there after the cut."""
+    """The unsynced changes that are there after the cut."""
 
     NOTHING = enum.auto()
     NAMES = enum.auto()
@@ -68,7 +68,7 @@ def _apply(content: bytearray, changes: list[tuple[int, bytes | None]]) -> None:
 
 
 class Disk:
-    """What was done below one folder, which itself is taken to be durable. Paths are relative."""
+    """The changes below one folder, which itself is taken to be durable. Paths are relative."""
 
     def __init__(self) -> None:
         self._top = _Folder()

@@ -1,4 +1,4 @@
-"""What a root must hold after a power cut, judged from its files alone."""
+"""The promises that a root must keep over a power cut, judged from its files alone."""
 
 from __future__ import annotations
 

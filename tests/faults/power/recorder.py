@@ -39,7 +39,7 @@ class Change(NamedTuple):
 
     @property
     def syncs(self) -> bool:
-        """Whether something is durable that was not."""
+        """Returns whether something is durable that was not."""
         return self.what == "sync"
 
     def do(self, disk: Disk) -> None:
@@ -48,7 +48,7 @@ class Change(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What somebody had been promised by then."""
+    """The promises that somebody had been given by then."""
 
     what: str
     value: Any
@@ -80,17 +80,17 @@ class Task:
         return Path(os.readlink(self._proc / link)) / self.text(address)
 
     def file(self, descriptor: int) -> Path:
-        """What a descriptor means."""
+        """Returns the path of a descriptor."""
         return Path(os.readlink(self._proc / "fd" / str(descriptor)))
 
     def offset(self, descriptor: int) -> int | None:
-        """Where the next write goes; None for the end."""
+        """Returns where the next write goes; None for the end."""
         words = (self._proc / "fdinfo" / str(descriptor)).read_text().split()
         flags = int(words[words.index("flags:") + 1], 8)
         return None if flags & os.O_APPEND else int(words[words.index("pos:") + 1])
 
     def vector(self, address: int, count: int) -> bytes:
-        """What an `iovec[]` holds."""
+        """Returns the content of an `iovec[]`."""
         words = struct.iter_unpack("PN", self.memory(address, 16 * count))
         return b"".join(self.memory(base, length) for base, length in words)
 
@@ -220,7 +220,7 @@ def _opened(path: Path, flags: int) -> list[Change]:
 
 
 def _copied(task: Task, source: int, target: int, count: int, offset: int) -> list[Change]:
-    """What the kernel copies from file to file, read from the source."""
+    """Returns the bytes that the kernel copies from file to file, read from the source."""
     path = task.file(target)
     if not path.is_absolute() or not task.file(source).is_file():
         return []

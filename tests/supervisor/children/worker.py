@@ -72,7 +72,7 @@ async def stalled() -> None:
 
 
 def not_first(where: Path) -> bool:
-    """Whether this is the second life; the third is as the first."""
+    """Returns whether this is the second life; the third is as the first."""
     with (where / "lives").open("a") as file:
         file.write("x")
     with (where / "died at").open("a") as file:
