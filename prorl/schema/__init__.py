@@ -178,7 +178,8 @@ SCORED = versioned(
         required(
             "reward",
             pa.float32(),
-            "sum of value x weight over the reward's parts; null without a verdict",
+            "sum of value x weight over the reward's parts; without a verdict null in `rollouts`,"
+            " and 0 on an edge, where `scored` says so",
         ),
         required(
             "reward_parts",
