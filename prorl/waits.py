@@ -27,7 +27,7 @@ class Wait(NamedTuple):
     """Why this long: what fails with less, what is lost with more."""
 
 
-class Order(NamedTuple):
+class WaitOrder(NamedTuple):
     """Waits that lie within each other: each is over before the next."""
 
     names: tuple[str, ...]
@@ -932,46 +932,52 @@ TABLE: Final[dict[str, tuple[Wait, ...]]] = {
 _SECONDS: Final = {row.name: row.seconds for rows in TABLE.values() for row in rows}
 
 ORDER: Final = (
-    Order(("loop.stopped", "process.silence"), "a stop is noticed before it is a death"),
-    Order(
+    WaitOrder(("loop.stopped", "process.silence"), "a stop is noticed before it is a death"),
+    WaitOrder(
         ("process.beat", "process.stacks", "process.silence", "worker.silence", "worker.give_up"),
         "who knows for certain acts first",
     ),
-    Order(("worker.far_beat", "worker.silence"), "a late heartbeat is no death"),
-    Order(("worker.claim", "worker.least_grace", "worker.grace"), "a claim is the first word"),
-    Order(("chain.end_first", "chain.leave", "supervisor.stop_worker"), "a worker ends by itself"),
-    Order(("store.drain", "supervisor.stop"), "a store ends by itself"),
-    Order(("sandbox.clean", "supervisor.stop"), "sandboxd ends by itself"),
-    Order(
+    WaitOrder(("worker.far_beat", "worker.silence"), "a late heartbeat is no death"),
+    WaitOrder(("worker.claim", "worker.least_grace", "worker.grace"), "a claim is the first word"),
+    WaitOrder(
+        ("chain.end_first", "chain.leave", "supervisor.stop_worker"), "a worker ends by itself"
+    ),
+    WaitOrder(("store.drain", "supervisor.stop"), "a store ends by itself"),
+    WaitOrder(("sandbox.clean", "supervisor.stop"), "sandboxd ends by itself"),
+    WaitOrder(
         ("supervisor.stop", "supervisor.stop_worker", "supervisor.stop_service"),
         "`service` ends after all that it may hold",
     ),
-    Order(("serve.run", "serve.stop"), "RUN is asked to end first"),
-    Order(("flight.accept", "flight.dial"), "the refusal's text arrives"),
-    Order(("store.filter_grace", "store.filter"), "a query stops by itself"),
-    Order(("sandbox.stop", "sandbox.request"), "an end is waited for"),
-    Order(("sandbox.serve", "sandbox.start"), "sandboxd says why a start failed"),
-    Order(
+    WaitOrder(("serve.run", "serve.stop"), "RUN is asked to end first"),
+    WaitOrder(("flight.accept", "flight.dial"), "the refusal's text arrives"),
+    WaitOrder(("store.filter_grace", "store.filter"), "a query stops by itself"),
+    WaitOrder(("sandbox.stop", "sandbox.request"), "an end is waited for"),
+    WaitOrder(("sandbox.serve", "sandbox.start"), "sandboxd says why a start failed"),
+    WaitOrder(
         ("sandbox.call_grace", "env.call_grace", "agent.tool_grace"),
         "whoever knows why a call hangs speaks first",
     ),
-    Order(("sandbox.call_grace", "agent.cancel"), "a command ends before its program is given up"),
-    Order(
+    WaitOrder(
+        ("sandbox.call_grace", "agent.cancel"), "a command ends before its program is given up"
+    ),
+    WaitOrder(
         ("sandbox.file", "env.artifact", "agent.artifact", "run.grace"),
         "whoever knows why an artifact does not come speaks first",
     ),
-    Order(("env.program", "agent.artifact"), "the task is named"),
-    Order(
+    WaitOrder(("env.program", "agent.artifact"), "the task is named"),
+    WaitOrder(
         ("rubric.grace", "env.score_grace", "eval.grace"),
         "whoever knows why a score does not come speaks first",
     ),
-    Order(("model.gone", "model.next_token", "model.first_token"), "the surer sign acts first"),
-    Order(("guest.silent", "guest.ask"), "a guest that asks is alive"),
-    Order(("env.hook", "submit.check", "client.call"), "a submission is answered, not sent again"),
-    Order(("renderer.proof", "client.call"), "a proof that goes on is said"),
-    Order(("probe.health", "probe.token"), "the cheap sign is asked first"),
-    Order(("weights.claim", "weights.stated", "weights.ask"), "the gateway answers first"),
-    Order(("client.call", "client.retry"), "a call is tried twice at least"),
+    WaitOrder(("model.gone", "model.next_token", "model.first_token"), "the surer sign acts first"),
+    WaitOrder(("guest.silent", "guest.ask"), "a guest that asks is alive"),
+    WaitOrder(
+        ("env.hook", "submit.check", "client.call"), "a submission is answered, not sent again"
+    ),
+    WaitOrder(("renderer.proof", "client.call"), "a proof that goes on is said"),
+    WaitOrder(("probe.health", "probe.token"), "the cheap sign is asked first"),
+    WaitOrder(("weights.claim", "weights.stated", "weights.ask"), "the gateway answers first"),
+    WaitOrder(("client.call", "client.retry"), "a call is tried twice at least"),
 )
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from prorl.waits import ORDER, TABLE, Order, wait_limit_s
+from prorl.waits import ORDER, TABLE, WaitOrder, wait_limit_s
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize("order", ORDER, ids=lambda order: order.names[0])
-def test_what_ends_first_is_shorter(order: Order) -> None:
+def test_what_ends_first_is_shorter(order: WaitOrder) -> None:
     """The last of `supervisor.stop*` also leaves a second to the process, as it promises."""
     for shorter, longer in pairwise(order.names):
         assert wait_limit_s(shorter) < wait_limit_s(longer), order.why
