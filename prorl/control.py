@@ -134,7 +134,7 @@ class Hello(Payload, frozen=True, kw_only=True):
     location: str = ""
     """Where its own edges are served."""
     schema_version: int
-    held: Mapping[str, tuple[AttemptKey, ...]] = {}
+    in_flight: Mapping[str, tuple[AttemptKey, ...]] = {}
     """The attempts that each of its roles has in hand."""
     remote: bool = False
     """On another host than the gateway: a stream that breaks may be the network."""
@@ -336,7 +336,7 @@ class BackendStatus(Payload, frozen=True, kw_only=True):
     """To RUN, on its hello and whenever it changes: what it must know of model servers."""
 
     kind = Kind.BACKENDS
-    gone: tuple[str, ...] = ()
+    unreachable: tuple[str, ...] = ()
     """Dead or silent: calls that wait for them are given up."""
     keyed: tuple[str, ...] = ()
     """May be sent the key: the operator named them."""

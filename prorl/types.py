@@ -338,11 +338,11 @@ NO_FAILURE = Failure(code=FailureCode.NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DoorCounts:
+class EndpointCounts:
     """Holds what became of a program's calls (`prorl.agents.capture`).
 
-    They are zeros where no program drove the policy. `prorl.schema.fields.DOOR` says what each
-    one counts.
+    They are zeros where no program drove the policy. `prorl.schema.fields.ENDPOINT_COUNTS` says
+    what each one counts.
     """
 
     continued_calls: int = 0
@@ -371,7 +371,7 @@ class Trajectory:
     failure: Failure
     llm_s: float
     tool_s: float
-    door: DoorCounts = DoorCounts()
+    endpoint_counts: EndpointCounts = EndpointCounts()
     env_state: str = ""
     """What the env remembers of the rollout (`prorl/env_state.py`), as JSON; EVAL sees it."""
 

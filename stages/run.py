@@ -353,7 +353,7 @@ class RunOperator(StageOperator):
 
     def _backend_status(self, row: ControlRow) -> None:
         status = row.read(BackendStatus)
-        self.backends.update_pool(status.gone, status.keyed)
+        self.backends.update_pool(status.unreachable, status.keyed)
 
     async def close(self) -> None:
         self._journals.close()

@@ -1,8 +1,8 @@
 """The HTTP of a `Desk`, for guests from elsewhere, on a listener of RUN's own (docs/guests.md).
 
 What comes after a lease's end gets 410, an outcome that is said again 200, another one 409. Model
-calls are signs of life; all paths but a lease's own are the attempt's door
-(`prorl.agents.capture.door`).
+calls are signs of life; all paths but a lease's own are the attempt's model endpoint
+(`prorl.agents.capture.model_endpoint`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from prorl.agents.capture import chat
-from prorl.agents.capture.door import failure, read_body, sent_key
+from prorl.agents.capture.model_endpoint import failure, read_body, sent_key
 from prorl.errors import ConfigError, ForbiddenError, UnauthorizedError, UserError
 from prorl.net.access import check_lease
 from prorl.waits import wait_limit_s

@@ -86,7 +86,7 @@ async def concluded(
         failure=end.failure,
         llm_s=record.llm_s,
         tool_s=record.tool_s,
-        door=record.door,
+        endpoint_counts=record.endpoint_counts,
         env_state=context.state.kept,
     )
 

@@ -1,8 +1,8 @@
 """The agent of the env `guest`: a program in an interpreter of its own, beside this worker.
 
-It plays one rollout against the door and says the reward (docs/guests.md). Its own failure is
-nobody's reward: it is infra, and another attempt follows. A budget that ends while the policy
-speaks is the policy's.
+It plays one rollout against the model endpoint and says the reward (docs/guests.md). Its own
+failure is nobody's reward: it is infra, and another attempt follows. A budget that ends while the
+policy speaks is the policy's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import prorl
-from prorl.agents.capture.door import Door
+from prorl.agents.capture.model_endpoint import ModelEndpoint
 from prorl.agents.context import AttemptContext
 from prorl.agents.desk import GuestWork
 from prorl.agents.ending import End, concluded
@@ -49,10 +49,10 @@ async def _drive(context: AttemptContext, sampler: Sampler) -> End:
         "data": data,
     }
     key = secrets.token_hex(16) if argv else ""  # the desk checks the key of a lease
-    door = Door(context, sampler, key=key)
-    async with served(context, door, _listener() if argv else None) as base_url:
+    endpoint = ModelEndpoint(context, sampler, key=key)
+    async with served(context, endpoint, _listener() if argv else None) as base_url:
         if argv:
-            work = _play(context, door, argv, environment(context, base_url, key), task)
+            work = _play(context, endpoint, argv, environment(context, base_url, key), task)
         else:
             work = context.desk.lend(
                 GuestWork(
@@ -62,13 +62,13 @@ async def _drive(context: AttemptContext, sampler: Sampler) -> End:
                     deadline=context.deadline,
                     queue_s=context.limits.queue_s,
                     environment=partial(environment, context),
-                    answer=door.handle,
+                    answer=endpoint.handle,
                 )
             )
         try:
-            outcome = await until_over(context, door, work, "the guest")
+            outcome = await until_over(context, endpoint, work, "the guest")
         except BudgetError as error:
-            if door.ended.done():
+            if endpoint.ended.done():
                 raise
             raise RolloutError(FailureCode.EVAL_FAILED, f"{error.message}: it hung") from None
     exit_code, reward = outcome.get("exit_code"), outcome.get("reward")
@@ -89,7 +89,7 @@ def _listener() -> socket.socket:
 
 async def _play(
     context: AttemptContext,
-    door: Door,
+    endpoint: ModelEndpoint,
     argv: list[str],
     env: dict[str, str],
     task: dict[str, Json],
@@ -98,7 +98,7 @@ async def _play(
     argv = [word.replace("{guests}", str(SHIPPED)) for word in argv]
     own = {name: text for name, text in os.environ.items() if not name.startswith("PRORL_")}
     message = json.dumps({"argv": argv, "env": env, "task": json.dumps(task)})
-    async with context.desk.starting(context.deadline, door.first_call):
+    async with context.desk.starting(context.deadline, endpoint.first_call):
         guardian = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "prorl.linux.guest", str(os.getpid())),
             stdin=asyncio.subprocess.PIPE,

@@ -3,7 +3,7 @@
     RUN                                the sandbox, without network
     ---                                ----------------------------
     listener <------- passed out ----- 127.0.0.1:8000
-    door serves it <------------------ POST /v1/chat/completions and other dialects
+    endpoint serves it <------------------ POST /v1/chat/completions and other dialects
     exec ----------------------------> mini-swe-agent, codex ... in the workspace
 
 Who connects runs in the sandbox, so the connection is the identity: no key names another rollout.
@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Any, TypeVar
 
-from prorl.agents.capture.door import Door
+from prorl.agents.capture.model_endpoint import ModelEndpoint
 from prorl.agents.context import AttemptContext
 from prorl.agents.ending import End, concluded, end_with
 from prorl.agents.programs import COMMAND, MODEL, Program
@@ -71,19 +71,19 @@ class ProgramAgent:
         sandbox = context.sandbox
         if not isinstance(sandbox, Listens):
             raise RolloutError(FailureCode.STAGE_ERROR, f"{self._name} has no sandbox that listens")
-        door = Door(context, sampler)
-        async with served(context, door, await sandbox.listen()) as base_url:
+        endpoint = ModelEndpoint(context, sampler)
+        async with served(context, endpoint, await sandbox.listen()) as base_url:
             argv, stdin = command(self._program, context, base_url)
             work = sandbox.exec(argv, MOST_S, stdin)
             try:
-                done = await until_over(context, door, work, self._name)
+                done = await until_over(context, endpoint, work, self._name)
             except BudgetError as error:
-                if door.has_calls or door.ended.done():
+                if endpoint.has_calls or endpoint.ended.done():
                     raise
                 return end_with(FailureCode.BAD_TASK, f"{NO_CALL}: {error.message}")
-        return self._end(sampler.record, door, done)
+        return self._end(sampler.record, endpoint, done)
 
-    def _end(self, record: AttemptRecord, door: Door, done: ToolResult) -> End:
+    def _end(self, record: AttemptRecord, endpoint: ModelEndpoint, done: ToolResult) -> End:
         """Returns the end of an attempt whose program has ended.
 
         The policy answers for nothing before it has spoken. A program that asks it nothing, or
@@ -96,55 +96,59 @@ class ProgramAgent:
         if record.turns:
             return End(StopReason.DONE)
         output = done.output.strip()[-500:]
-        if door.has_calls:
+        if endpoint.has_calls:
             return end_with(FailureCode.STAGE_ERROR, f"no reply to its calls: {how}: {output}")
         return end_with(FailureCode.BAD_TASK, f"{NO_CALL}: {how}: {output}")
 
 
 @asynccontextmanager
 async def served(
-    context: AttemptContext, door: Door, listener: socket.socket | None
+    context: AttemptContext, endpoint: ModelEndpoint, listener: socket.socket | None
 ) -> AsyncIterator[str]:
-    """Serve the door on a listener until the block ends; where that is, for clients beside it.
+    """Serve the model endpoint on a listener until the block ends; where that is, for clients
+    beside it.
 
-    None: others let the door's clients in. Raises RolloutError for an attempt that another worker
-    began: its program died with that.
+    None: others let the model endpoint's clients in. Raises RolloutError for an attempt that
+    another worker began: its program died with that.
     """
     with listener or nullcontext():
         if context.journal.epoch:
             raise RolloutError(FailureCode.WORKER_LOST, "its program died with its worker")
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(door.close)
+            stack.push_async_callback(endpoint.close)
             if listener is None:
                 yield ""
                 return
-            await stack.enter_async_context(door.listening(listener))
+            await stack.enter_async_context(endpoint.listening(listener))
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 async def until_over(
-    context: AttemptContext, door: Door, work: Coroutine[Json, Json, ResultT], what: str
+    context: AttemptContext,
+    endpoint: ModelEndpoint,
+    work: Coroutine[Json, Json, ResultT],
+    what: str,
 ) -> ResultT:
     """Awaits `work` within the attempt's time.
 
-    Raises RolloutError as soon as the door says that nothing more can be sampled: a budget, a lost
-    backend.
+    Raises RolloutError as soon as the model endpoint says that nothing more can be sampled: a
+    budget, a lost backend.
     """
     task = asyncio.ensure_future(work)
-    ends: set[asyncio.Future[Any]] = {task, door.ended}
+    ends: set[asyncio.Future[Any]] = {task, endpoint.ended}
     try:
         await within(context.deadline, asyncio.wait(ends, return_when=FIRST_COMPLETED), what)
     except BudgetError:
         # a call that is under way knows whose time it was
-        await asyncio.wait({door.ended}, timeout=CALL_S)
-        if not door.ended.done():
+        await asyncio.wait({endpoint.ended}, timeout=CALL_S)
+        if not endpoint.ended.done():
             raise
     finally:
         if not task.done():
             task.cancel()
             await asyncio.wait({task}, timeout=CANCEL_S)
-    if door.ended.done():
-        raise door.ended.result()
+    if endpoint.ended.done():
+        raise endpoint.ended.result()
     return task.result()
 
 

@@ -1,4 +1,5 @@
-"""Programs that can be agents, unmodified: one row each, with what brings them to the door.
+"""Programs that can be agents, unmodified: one row each, with what brings them to the model
+endpoint.
 
 INIT installs them once a node where the task has no image; an image must have its program. Each was
 started in these versions (tests/agents/test_real_programs.py). `command: WORDS` is any other

@@ -23,7 +23,7 @@ import numpy as np
 from prorl.types import (
     UNKNOWN_VERSION,
     Completion,
-    DoorCounts,
+    EndpointCounts,
     Lineage,
     Message,
     PolicyVersion,
@@ -155,7 +155,7 @@ class AttemptRecord:
         """What the policy said last, for the artifact."""
         self.llm_s = 0.0
         self.tool_s = 0.0
-        self.door = DoorCounts()
+        self.endpoint_counts = EndpointCounts()
 
     @property
     def sequence(self) -> SequenceRecord:

@@ -104,7 +104,7 @@ def lines(summary: dict[str, Json]) -> Iterator[str]:
     yield f"  groups    {' · '.join(map(_decided, summary['groups_decided'])) or 'none decided'}"
     yield f"  tokens    {_tokens(summary, elapsed_s)}"
     if summary["continued_calls"] + summary["rendered_calls"]:
-        yield f"  door      {_door(summary)}"
+        yield f"  endpoint  {_endpoint_words(summary)}"
     timings = (
         f"{what} {row['p50_s'] or 0:.2f}/{row['p95_s'] or 0:.2f}"
         for what, row in summary["timings"].items()
@@ -122,7 +122,7 @@ def _reward(summary: dict[str, Json]) -> str:
     return " · ".join([*words, f"masked {masked:,}"] if masked else words)
 
 
-def _door(summary: dict[str, Json]) -> str:
+def _endpoint_words(summary: dict[str, Json]) -> str:
     """Returns the words for what became of the calls of programs."""
     continued, calls = summary["continued_calls"], summary["model_calls"]
     changed = summary["retokenization_mismatches"]

@@ -67,7 +67,7 @@ def drain_and_wait(client: Client, node: str, deadline_s: float | None) -> int:
     Raises NotFoundError when it is not there.
     """
     end = None if deadline_s is None else time.monotonic() + deadline_s
-    num_rollouts: int = client.drain(node, deadline_s=deadline_s)["held"]
+    num_rollouts: int = client.drain(node, deadline_s=deadline_s)["in_flight"]
     while True:
         time.sleep(LOOK_S)
         remaining_s = None if end is None else max(0.0, end - time.monotonic())

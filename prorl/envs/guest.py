@@ -1,4 +1,5 @@
-"""Envs and harnesses of other frameworks, as guests: programs that play against the policy's door.
+"""Envs and harnesses of other frameworks, as guests: programs that play against the policy's model
+endpoint.
 
     {"task_id": "lake/7", "env": "guest", "prompt": "",
      "data": {"argv": ["/venvs/gym/bin/python", "{guests}/gymnasium_guest.py"],

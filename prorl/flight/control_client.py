@@ -245,7 +245,7 @@ class ControlClient:
         self._channel = channel
         self._seq = 0
         attempts = {role: tuple(keys) for role, keys in self._attempts().items()}
-        hello = structs.replace(self._identity, held=attempts, claims=tuple(self._claims()))
+        hello = structs.replace(self._identity, in_flight=attempts, claims=tuple(self._claims()))
         self._say(ControlRow.of(hello))
         unanswered = list(self._pending.values())
         self._pending = {}

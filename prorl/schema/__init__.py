@@ -39,7 +39,7 @@ import pyarrow as pa
 
 from prorl.errors import SchemaError
 from prorl.schema.fields import (
-    DOOR,
+    ENDPOINT_COUNTS,
     IDENTITY,
     LIMITS,
     MESSAGE,
@@ -160,7 +160,7 @@ RAN = versioned(
             "routed_experts", list_of(ROUTED), "experts of the sequences; empty unless asked for"
         ),
         *RESUMES,
-        *DOOR,
+        *ENDPOINT_COUNTS,
         *PLACE,
         required(
             "agent_refusals",
@@ -335,7 +335,7 @@ ROLLOUTS = versioned(
         required("artifact_digest", pa.utf8()),
         required("committed_at", pa.timestamp("us", tz="UTC"), "when the store committed the row"),
         required("extra", pa.utf8()),
-        *(field.with_nullable(True) for field in (*RESUMES, *DOOR, *PLACE)),
+        *(field.with_nullable(True) for field in (*RESUMES, *ENDPOINT_COUNTS, *PLACE)),
         optional(
             "logprob_sum", pa.float64(), "of all sampled tokens; null in files from before it was"
         ),

@@ -264,7 +264,7 @@ def ran_columns(
             routed_values(s) for s in trajectory.sequences if s.routed_experts is not None
         ],
         resumes=resumes,
-        **asdict(trajectory.door),
+        **asdict(trajectory.endpoint_counts),
         node=node,
         worker=worker,
         server=trajectory.turns[-1].backend if trajectory.turns else server,

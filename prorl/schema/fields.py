@@ -188,7 +188,7 @@ RESUMES = tuple(
 )
 """Null in files from before this column."""
 
-DOOR = tuple(
+ENDPOINT_COUNTS = tuple(
     _struct(
         required(
             "continued_calls", pa.int32(), "calls of a program that went on from recorded ids"
@@ -216,4 +216,4 @@ DOOR = tuple(
         ),
     )
 )
-"""`prorl.types.DoorCounts`: null in files from before."""
+"""`prorl.types.EndpointCounts`: null in files from before."""

@@ -298,7 +298,7 @@ class Gateway:
     def _backend_status(self) -> ControlRow:
         pool = [name for name in self.core.state.balancer.states if is_server(name)]
         status = BackendStatus(
-            gone=tuple(self.core.watched.unreachable()), keyed=tuple(sorted(pool))
+            unreachable=tuple(self.core.watched.unreachable()), keyed=tuple(sorted(pool))
         )
         return ControlRow.of(status)
 

@@ -71,7 +71,7 @@ class Certificate(TypedDict):
 class Drained(TypedDict):
     node: str
     workers: list[str]
-    held: int
+    in_flight: int
 
 
 class HealthReply(TypedDict):

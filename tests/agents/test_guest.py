@@ -1,4 +1,6 @@
-"""Guests: programs of another interpreter that play against the door and say the reward."""
+"""Guests: programs of another interpreter that play against the model endpoint and say the
+reward.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,7 @@ async def test_the_last_word_counts_and_what_it_started_ends_with_it() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_two_hundred_at_once_of_which_some_die_hang_up_and_say_it_twice() -> None:
-    """Each has a door of its own; what one does is nobody else's."""
+    """Each has a model endpoint of its own; what one does is nobody else's."""
     scripts = (
         (GRADE, "24", 1.0),
         (GRADE, "42", 0.0),

@@ -192,12 +192,12 @@ async def test_it_mends_a_repository(name: str, monkeypatch: pytest.MonkeyPatch)
     cpu_ms = 1e3 * (time.process_time() - began_s) / len(backend.prompts)
     trajectory, last = played.trajectory, played.trajectory.messages[-1].content
     # INIT, RUN and EVAL of the rollout, without the program's own process
-    print(f"{name}: {cpu_ms:.0f} ms of CPU a call;", trajectory.door, last[-100:])
+    print(f"{name}: {cpu_ms:.0f} ms of CPU a call;", trajectory.endpoint_counts, last[-100:])
     assert played.reward == 1.0, last
     assert len(backend.prompts) == len(trajectory.turns) == case.calls
     assert len(trajectory.sequences) == case.sequences
-    assert trajectory.door.continued_calls == case.calls - case.sequences
-    assert trajectory.door.retokenization_mismatches == 0
+    assert trajectory.endpoint_counts.continued_calls == case.calls - case.sequences
+    assert trajectory.endpoint_counts.retokenization_mismatches == 0
 
 
 # ---- ids on real engines
@@ -311,7 +311,15 @@ async def test_stored_ids_fed_back_to_the_engine_give_their_logprobs(
                 )
                 tokens += len(sampled_logprobs)
             calls = len(trajectory.turns)
-            print(kind, name, calls, len(trajectory.sequences), tokens, gap, trajectory.door)
+            print(
+                kind,
+                name,
+                calls,
+                len(trajectory.sequences),
+                tokens,
+                gap,
+                trajectory.endpoint_counts,
+            )
             assert tokens > 0
             assert gap < TOLERANCE
         await backend.close()

@@ -1,4 +1,4 @@
-"""An attempt whose policy says what it is told to, for the tests of the door."""
+"""An attempt whose policy says what it is told to, for the tests of the model endpoint."""
 
 from __future__ import annotations
 

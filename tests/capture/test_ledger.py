@@ -128,7 +128,7 @@ class Agent:
 
 
 def check(agent: Agent) -> None:
-    """The guarantees of the door."""
+    """The guarantees of the model endpoint."""
     segment_by_turn: dict[int, int] = {}
     record = agent.sampler.record
     for sequence in record.sequences:
@@ -249,12 +249,12 @@ async def test_what_rendering_again_would_have_changed_is_counted() -> None:
     await agent.ask(agent.next(1))  # what was sampled, word for word
     await agent.ask(agent.next(2, how=2))  # its arguments are gone
     await agent.ledger.close()
-    door = agent.sampler.record.door
+    counts = agent.sampler.record.endpoint_counts
     assert (
-        door.continued_calls,
-        door.rendered_calls,
-        door.edited_replies,
-        door.retokenization_mismatches,
+        counts.continued_calls,
+        counts.rendered_calls,
+        counts.edited_replies,
+        counts.retokenization_mismatches,
     ) == (3, 1, 1, 1)
 
 

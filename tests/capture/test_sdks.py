@@ -9,7 +9,7 @@ import pytest
 
 from prorl.testing import Replies
 from prorl.types import Json, Message, ToolCall
-from tests.capture.test_door import Open, opened
+from tests.capture.test_model_endpoint import Open, opened
 
 CALL = Message(
     role="assistant",
@@ -142,5 +142,5 @@ async def test_a_loop_of_an_official_client_is_a_single_sequence(
     (sequence,) = at.sampler.record.sequences
     assert sequence.weight == 1.0
     assert len(at.sampler.record.turns) == 3
-    assert at.door.counts["continued_calls"] == 2
-    assert at.door.counts["edited_replies"] == 0
+    assert at.endpoint.counts["continued_calls"] == 2
+    assert at.endpoint.counts["edited_replies"] == 0

@@ -70,7 +70,7 @@ class Site:
         """Returns how many RUNs have something in hand."""
         with prorl.connect(self.service.root) as client:
             workers = client.status()["workers"]
-        return sum(worker["held"] > 0 for worker in workers if worker["role"] == "run")
+        return sum(worker["in_flight"] > 0 for worker in workers if worker["role"] == "run")
 
     def close(self) -> None:
         """End the placer in order."""

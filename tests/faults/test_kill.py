@@ -33,7 +33,7 @@ from tests.waiting import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
-KILLS = int(os.environ.get("PRORL_DOOR_KILLS", "10"))
+KILLS = int(os.environ.get("PRORL_ENDPOINT_KILLS", "10"))
 FREEZES = 2
 WAVE = 12
 POLICY = "scripted:oracle?delay_s=0.15"

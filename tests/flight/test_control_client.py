@@ -57,7 +57,9 @@ class Gateway:
     def reply(self, channel: Channel, row: ControlRow) -> None:
         if row.kind is Kind.HELLO:
             hello = row.read_hello("hello")
-            welcome = Welcome(endpoints={"init": ("here",)}, refused=hello.held.get("run", ())[:1])
+            welcome = Welcome(
+                endpoints={"init": ("here",)}, refused=hello.in_flight.get("run", ())[:1]
+            )
             channel.send(to_batch([ControlRow.of(welcome, re=row.seq)]))
         elif row.kind in (Kind.RESERVE, Kind.CURSOR):
             answer = self.answer(row)
@@ -131,7 +133,7 @@ async def test_hello_names_the_worker_and_its_attempts(net: Net) -> None:
         hello = gateway.received[0]
         assert (hello.kind, hello.seq) == (Kind.HELLO, 1)
         payload = hello.read_hello("hello")
-        assert payload.held == {"run": (key(3), key(4, 2))}
+        assert payload.in_flight == {"run": (key(3), key(4, 2))}
         assert (payload.roles, payload.worker, payload.location) == ({"run": 4}, "run-0", "there")
         assert [row.kind for row in commands] == [Kind.WELCOME, Kind.ENDPOINTS]
         assert commands[0].read(Welcome).refused == (key(3),)

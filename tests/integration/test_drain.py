@@ -49,7 +49,7 @@ async def busy(client: prorl.Client, node: str) -> None:
         while True:
             for worker in (await asyncio.to_thread(client.status))["workers"]:
                 is_run = worker["role"] == "run"
-                if is_run and worker["node"] == node and worker["held"]:
+                if is_run and worker["node"] == node and worker["in_flight"]:
                     return
             await asyncio.sleep(0.05)
 
@@ -109,7 +109,8 @@ async def test_the_last_node_may_leave_and_another_goes_on(
         counts = (await asyncio.to_thread(client.run, "far"))["counts"]
         assert counts["completed"] + counts["queued"] + counts["leased"] == len(TASKS)
         assert all(
-            not worker["held"] for worker in (await asyncio.to_thread(client.status))["workers"]
+            not worker["in_flight"]
+            for worker in (await asyncio.to_thread(client.status))["workers"]
         )
         assert charges(running)[1:] == (0, 0)
 

@@ -82,7 +82,7 @@ async def test_a_program_and_a_guest_play_beside_each_other(make_plan: Make, wor
             "rendered_calls": 1,
         },
     ]
-    assert any(line.startswith("  door      0 of 6") for line in lines(summarise(plan.directory)))
+    assert any(line.startswith("  endpoint  0 of 6") for line in lines(summarise(plan.directory)))
 
 
 TWO = """

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl.agents.capture.door import UNSHOWN_BYTES
+from prorl.agents.capture.model_endpoint import UNSHOWN_BYTES
 from prorl.agents.program import NO_CALL as NO_CALL_MESSAGE
 from prorl.cli.progress import follow
 from prorl.deploy.running import client_of, service, signals

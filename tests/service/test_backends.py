@@ -192,7 +192,7 @@ async def test_an_attempt_that_lost_its_backend_waits_and_is_neither_charged_nor
         w.worker("run") as run,
     ):
         (backend_status,) = [row.read(BackendStatus) for row in await run.hear(Kind.BACKENDS)][:1]
-        assert (backend_status.gone, set(backend_status.keyed)) == ((), {primary, two})
+        assert (backend_status.unreachable, set(backend_status.keyed)) == ((), {primary, two})
         await w.run()
         await w.submit(group("a"))
         (key,) = await init.take(1)
@@ -233,7 +233,9 @@ async def test_with_nobody_well_nothing_is_leased_and_nobody_fails(tmp_path: Pat
         w.core.watched.tried = lambda *_: None  # it does not come back by itself
         lost = Failover(attempt=key, backend=url, trouble=Trouble.REFUSED, message="reset")
         assignment = asyncio.ensure_future(run.ask(lost, "r"))
-        unavailable = [row.read(BackendStatus).gone for row in await run.hear(Kind.BACKENDS, 2)]
+        unavailable = [
+            row.read(BackendStatus).unreachable for row in await run.hear(Kind.BACKENDS, 2)
+        ]
         assert unavailable[-1] == (url,), "told to RUN at once"
         await w.submit(group("c"))
         view = await w.view()

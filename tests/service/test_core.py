@@ -173,7 +173,10 @@ class Machine(RuleBasedStateMachine):
             r.key for r in self.live() if r.life.state in IN_HAND and (pick >> 3) % 2
         )
         hello = Hello(
-            worker=name, roles={role: 4}, schema_version=SCHEMA_VERSION, held={role: attempt_keys}
+            worker=name,
+            roles={role: 4},
+            schema_version=SCHEMA_VERSION,
+            in_flight={role: attempt_keys},
         )
         self.core.workers.hello(pick, ControlRow.of(hello))
 

@@ -244,15 +244,17 @@ def test_how_long_the_trainer_takes_is_a_mean_over_the_groups_it_took(world: Wor
     world.complete(*range(6))
     world.decide(*range(6))
     world.hand(0)
-    assert (world.run.pace.taken_s, world.run.pace.taken_at) == (0.0, 100.0), "one says nothing"
+    assert (world.run.pace.handout_interval_s, world.run.pace.last_handout_at) == (0.0, 100.0), (
+        "one says nothing"
+    )
     world.now = 120.0
     world.hand(0)
-    assert world.run.pace.taken_at == 100.0, "asked again, took nothing"
+    assert world.run.pace.last_handout_at == 100.0, "asked again, took nothing"
     world.hand(1, 2)
-    assert world.run.pace.taken_s == 10.0
+    assert world.run.pace.handout_interval_s == 10.0
     world.now = 140.0
     world.hand(3)
-    assert world.run.pace.taken_s == pytest.approx(11.0)
+    assert world.run.pace.handout_interval_s == pytest.approx(11.0)
     assert list(world.run.effort.handed) == [100.0, 120.0, 120.0, 140.0]
 
 

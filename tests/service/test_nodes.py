@@ -66,7 +66,7 @@ def hello(
         died_at=died_at,
         resumes=resumes,
         schema_version=SCHEMA_VERSION,
-        held={"init" if role == CHAIN else role: attempts},
+        in_flight={"init" if role == CHAIN else role: attempts},
         incarnation=f"{name} {life}",
         remote=bool(node),
     )

@@ -121,13 +121,16 @@ def test_late_groups_are_not_counted_on_within_what_may_be_open() -> None:
 
 
 def test_no_more_waits_than_a_trainer_takes_while_a_group_is_sampled() -> None:
-    stream_demand = replace(STREAM, step=8, group_s=60.0, taken_s=5.0, filtered=False)
+    stream_demand = replace(STREAM, step=8, group_s=60.0, handout_interval_s=5.0, filtered=False)
     assert may_open(stream_demand) == stream_demand.lead == 24
     assert may_open(replace(stream_demand, kept=20, delivered=0)) == 4
     assert may_open(replace(stream_demand, kept=20, delivered=16)) == 20
-    slower, faster = replace(stream_demand, taken_s=50.0), replace(stream_demand, taken_s=0.5)
+    slower, faster = (
+        replace(stream_demand, handout_interval_s=50.0),
+        replace(stream_demand, handout_interval_s=0.5),
+    )
     assert (slower.lead, faster.lead) == (16, 64)
-    for unknown in ({"step": 0}, {"group_s": 0.0}, {"taken_s": 0.0}):
+    for unknown in ({"step": 0}, {"group_s": 0.0}, {"handout_interval_s": 0.0}):
         assert replace(stream_demand, **unknown).lead == 64
 
 
@@ -158,7 +161,11 @@ def test_unset_fields_do_not_limit_the_lead() -> None:
     assert may_open(PLAIN) == 50
     assert may_open(replace(PLAIN, streaming=True)) == 30
     assert may_open(replace(PLAIN, target=4)) == 4, "without a filter every group is kept"
-    for fields in ({"step": 8, "taken_s": 5.0}, {"step": 8, "group_s": 8.0}, {"max_staleness": 0}):
+    for fields in (
+        {"step": 8, "handout_interval_s": 5.0},
+        {"step": 8, "group_s": 8.0},
+        {"max_staleness": 0},
+    ):
         assert replace(PLAIN, streaming=True, **fields).lead == 30
     assert not replace(PLAIN, streaming=True, max_staleness=0).strict
     assert may_open(replace(PLAIN, streaming=True, step=8)) == 30

@@ -56,7 +56,7 @@ IMAGE = "[an image, which this policy does not see]"
 
 
 class RefusedError(UserError):
-    """A client asks for something that the door cannot express (HTTP 400)."""
+    """A client asks for something that the model endpoint cannot express (HTTP 400)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +260,7 @@ def read_tool(sent: Json, schema: str = "parameters") -> ToolSpec:
 
 
 def refuse(body: Mapping[str, Json], unset: Mapping[str, Json]) -> None:
-    """Raise RefusedError where a field asks for what this door does not do.
+    """Raise RefusedError where a field asks for what this endpoint does not do.
 
     `unset` says with which value each field asks for nothing. What the run decides (temperature,
     stop, tool_choice ...) is not read.

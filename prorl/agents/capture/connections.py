@@ -2,7 +2,7 @@
 
 What waits to be let in waits in the listener's queue, so it costs its own program alone. Where all
 are taken, the one that has been idle for longest is closed; one whose request never ends counts as
-idle as long as its head is not there, and `door.READ_S` ends it afterwards.
+idle as long as its head is not there, and `model_endpoint.READ_S` ends it afterwards.
 """
 
 from __future__ import annotations

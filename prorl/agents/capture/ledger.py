@@ -46,7 +46,7 @@ from prorl.renderer.apart import (
 from prorl.schema import MAX_SEGMENTS
 from prorl.states import TASK_LINEAGES
 from prorl.tokenizer import max_token_bytes
-from prorl.types import DoorCounts, FailureCode, Lineage, Message, ToolCall, ToolSpec
+from prorl.types import EndpointCounts, FailureCode, Lineage, Message, ToolCall, ToolSpec
 
 if TYPE_CHECKING:
     from prorl.agents.context import AttemptContext
@@ -426,8 +426,8 @@ class Ledger:
         for sequence in {id(call.sequence): call.sequence for call in self._calls}.values():
             if sequence.lineage not in self._context.train:
                 sequence.untrain()
-        counted = {field.name: self.counts[field.name] for field in fields(DoorCounts)}
-        self._record.door = DoorCounts(**counted)
+        counted = {field.name: self.counts[field.name] for field in fields(EndpointCounts)}
+        self._record.endpoint_counts = EndpointCounts(**counted)
 
     def _unheard(self) -> Iterator[Call]:
         """Yields the replies that the agent did not continue, where a prompt was sampled more than

@@ -81,7 +81,7 @@ def node(
             )
         with connect(url or root or DEFAULT_ROOT, retry_s=LOOK_S) as client:
             if no_wait:
-                num_rollouts = client.drain(drain, deadline_s=seconds(deadline))["held"]
+                num_rollouts = client.drain(drain, deadline_s=seconds(deadline))["in_flight"]
                 say(f"leaving  {drain}: {num_rollouts} rollouts in hand")
             else:
                 num_rollouts = drain_and_wait(client, drain, seconds(deadline))

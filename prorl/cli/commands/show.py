@@ -239,7 +239,7 @@ def _verdict(rollout: dict[str, Any]) -> Iterator[str]:
             "retokenization_mismatches",
             "image_placeholders",
         )
-        yield "door " + " · ".join(f"{name} {rollout[name]}" for name in columns)
+        yield "model endpoint " + " · ".join(f"{name} {rollout[name]}" for name in columns)
     if rollout["failure_code"]:
         yield (
             f"failure {rollout['failure_class']}/{rollout['failure_code']}:"

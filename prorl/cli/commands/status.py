@@ -111,8 +111,8 @@ def _show(answer: Mapping[str, Json]) -> None:
         run_rows = ((run["run"], run["delivered"], run["end"]) for run in answer.get("runs", []))
         table(("run", "delivered", "end"), run_rows)
         return
-    gateway = ("gateway", "gateway", answer["pid"], *("-" for _ in ("held", *GAUGES)))
-    columns = ["worker", "role", "pid", "held", *GAUGES]
+    gateway = ("gateway", "gateway", answer["pid"], *("-" for _ in ("in flight", *GAUGES)))
+    columns = ["worker", "role", "pid", "in flight", *GAUGES]
     rows: list[tuple[object, ...]] = [gateway, *map(_worker_row, answer["workers"])]
     hosts = [process["host"] for process in (answer, *answer["workers"])]
     if len(set(hosts)) > 1:
@@ -129,7 +129,7 @@ def _show(answer: Mapping[str, Json]) -> None:
 
 def _worker_row(worker: Mapping[str, Json]) -> tuple[object, ...]:
     gauges = (worker["stats"].get(name, "-") for name in GAUGES)
-    return (worker["worker"], worker["role"], worker["pid"], worker["held"], *gauges)
+    return (worker["worker"], worker["role"], worker["pid"], worker["in_flight"], *gauges)
 
 
 def _edge_row(edge: Mapping[str, Json]) -> tuple[object, ...]:

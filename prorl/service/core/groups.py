@@ -122,9 +122,11 @@ class Groups(CorePart):
         if num_handed := run.delivery.next_delivery - before:
             now = self._clock()
             run.effort.hand_out(num_handed, now)
-            if run.pace.taken_at:
-                run.pace.taken_s = _mean(run.pace.taken_s, (now - run.pace.taken_at) / num_handed)
-            run.pace.taken_at = now
+            if run.pace.last_handout_at:
+                run.pace.handout_interval_s = _mean(
+                    run.pace.handout_interval_s, (now - run.pace.last_handout_at) / num_handed
+                )
+            run.pace.last_handout_at = now
         self._end_redundant(run)
         return HandedOut(delivered=tuple(delivered), stale=tuple(stale))
 

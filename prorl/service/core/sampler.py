@@ -104,7 +104,7 @@ class Demand:
     """How long a group takes; 0 = not known."""
     late: int = 0
     """Of the open groups, those that take longer than most: nobody counts on them."""
-    taken_s: float = 0.0
+    handout_interval_s: float = 0.0
     """Seconds between two groups that the trainer takes; 0 = not known."""
 
     @property
@@ -112,13 +112,13 @@ class Demand:
         """Kept groups that may wait for the trainer: its next step, and what it takes meanwhile.
 
         >>> known = Demand(open_groups=0, unacked=0, kept=0, max_open=8, max_unacked=64, step=8,
-        ...                group_s=60.0, taken_s=5.0)
+        ...                group_s=60.0, handout_interval_s=5.0)
         >>> known.lead
         24
         """
-        if not self.step or not self.taken_s or not self.group_s:
+        if not self.step or not self.handout_interval_s or not self.group_s:
             return self.max_unacked
-        steps = 1 + math.ceil(self.group_s / (self.step * self.taken_s))
+        steps = 1 + math.ceil(self.group_s / (self.step * self.handout_interval_s))
         return min(self.max_unacked, self.step * steps)
 
     @property

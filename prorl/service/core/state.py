@@ -56,7 +56,7 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
     "delivery": ("next_delivery", "acked", "trained", "kept", "waiting"),
     "weights": ("version", "allocated_version"),
     "dataset": ("num_tasks", "fed", "skipped"),
-    "pace": ("rate", "group_s", "taken_s"),
+    "pace": ("rate", "group_s", "handout_interval_s"),
 }
 """What the log keeps of a run as one text, by the record that has it: no restart counts rows."""
 
@@ -445,9 +445,9 @@ class RunPace:
     """Of kept groups among those that were decided."""
     group_s: float = 0.0
     """How long a group takes from its start to its decision, about; 0 = not known."""
-    taken_s: float = 0.0
+    handout_interval_s: float = 0.0
     """Seconds between two groups that trainers take, about; 0 = not known."""
-    taken_at: float = 0.0
+    last_handout_at: float = 0.0
     """When one was taken last, on the loop's clock; 0 = not since the gateway started."""
 
 
@@ -676,7 +676,7 @@ class RunRecord:
             max_staleness=config.max_staleness,
             group_s=pace.group_s,
             late=self.progress.late_groups,
-            taken_s=pace.taken_s,
+            handout_interval_s=pace.handout_interval_s,
         )
 
     @property

@@ -85,7 +85,7 @@ class Workers(CorePart):
         self._came_at = self._clock()
         earlier = self._state.workers.get(worker.name)
         self._state.workers[worker.name] = worker
-        refused = self._claim(worker, hello.held)
+        refused = self._claim(worker, hello.in_flight)
         adopted = self._adopt(worker, hello.claims)
         if earlier is not None:
             self._replace(earlier, worker)

@@ -62,4 +62,4 @@ def node_routes(app: FastAPI, gateway: Gateway) -> None:
         gateway.wake()
         in_flight = {record for worker in drained for record in worker.in_flight}
         workers = sorted(worker.name for worker in drained)
-        return reply(shapes.Drained(node=node, workers=workers, held=len(in_flight)), 202)
+        return reply(shapes.Drained(node=node, workers=workers, in_flight=len(in_flight)), 202)

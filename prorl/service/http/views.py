@@ -187,7 +187,7 @@ class WorkerView(TypedDict):
     pid: int
     location: str
     slots: int
-    held: int
+    in_flight: int
     """Attempts that are in this stage of it."""
     leaving: bool
     lease_block_reason: str
@@ -280,7 +280,7 @@ def workers(state: State) -> list[WorkerView]:
             "pid": worker.pid,
             "location": worker.location,
             "slots": slots,
-            "held": worker.num_in_flight(role),
+            "in_flight": worker.num_in_flight(role),
             "leaving": worker.status.leaving,
             "lease_block_reason": worker.status.lease_block_reason,
             "stats": {name: getattr(worker.status.stats[role], name) for name in _GAUGES}

@@ -592,8 +592,8 @@ function liveNow(run, now, past) {
       table("Longest in hand", ["rollout", "for", "attempt", "held by", "model server"],
         s.oldest_attempts.map((r) => [`${r.run_id}/${r.rollout_id} ${short(r.task_id, 40)}`,
           seconds(r.leased_s), num(r.attempt), r.holders.join(", "), r.backend])),
-      table("Workers", ["worker", "role", "node", "slots", "held"], s.workers.map((w) =>
-        [w.worker, w.role, w.node, num(w.slots), num(w.held)])))].filter(Boolean);
+      table("Workers", ["worker", "role", "node", "slots", "in flight"], s.workers.map((w) =>
+        [w.worker, w.role, w.node, num(w.slots), num(w.in_flight)])))].filter(Boolean);
 }
 
 function waits(name, gauges, s) {

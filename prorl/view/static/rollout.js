@@ -81,7 +81,7 @@ function side(found, path, run) {
     ...(row.reward_parts || []).map((p) => [`  ${p.name}`, `${num(p.value)} × ${num(p.weight)}`]),
     ["Stopped", row.stop_reason || "–"], ["Turns", num(row.num_turns)],
     ["Tool calls", num(row.num_tool_calls)],
-    ...(row.continued_calls || row.rendered_calls ? [["At the door", ["continued_calls", "rendered_calls", "forked_calls", "edited_replies",
+    ...(row.continued_calls || row.rendered_calls ? [["At the model endpoint", ["continued_calls", "rendered_calls", "forked_calls", "edited_replies",
       "unused_replies", "retokenization_mismatches", "image_placeholders"].map((name) => `${name} ${num(row[name])}`).join(", ")]] : []),
     ["Tokens", `${num(row.num_sampled)} of ${num(row.num_tokens)} sampled`],
     ["Versions", row.min_version === row.max_version ? num(row.min_version)

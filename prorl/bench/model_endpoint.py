@@ -1,11 +1,11 @@
-"""`prorl bench door`: CPU of a program's model call besides sampling.
+"""`prorl bench model_endpoint`: CPU of a program's model call besides sampling.
 
 200 rollouts of 20 calls each (quick: 100 of 10) ask at once by Chat Completions, each call with all
 that came before and a tool's answer of 1 KiB more. Counted is the CPU of the process that answers
-(`python -m prorl.bench.door ROLLOUTS CALLS`); clients are another. The policy says the same each
-time and costs nothing, so that what is left is the door's: HTTP, the dialect, placing, bridging,
-recording. Rows: `cpu_ms_per_call` (bar: at most 4) and `bridged_share`, of calls that
-could go on from recorded ids (all but a rollout's first).
+(`python -m prorl.bench.model_endpoint ROLLOUTS CALLS`); clients are another. The policy says the
+same each time and costs nothing, so that what is left is the model endpoint's: HTTP, the dialect,
+placing, bridging, recording. Rows: `cpu_ms_per_call` (bar: at most 4) and `bridged_share`, of calls
+that could go on from recorded ids (all but a rollout's first).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import AsyncExitStack
 
 import aiohttp
 
-from prorl.agents.capture.door import Door
+from prorl.agents.capture.model_endpoint import ModelEndpoint
 from prorl.agents.context import AttemptContext
 from prorl.agents.sampler import Sampler
 from prorl.bench.children import Answering
@@ -40,7 +40,7 @@ SEEN = "-rw-r--r-- 1 root root 4096 Nov 24 16:00 module.py\n" * 20
 
 async def run(quick: bool) -> Report:
     rollouts, calls = (100, 10) if quick else (200, 20)
-    async with Answering("-m", "prorl.bench.door", str(rollouts), str(calls)) as server:
+    async with Answering("-m", "prorl.bench.model_endpoint", str(rollouts), str(calls)) as server:
         urls = [f"{url}/v1" for url in server.ready["urls"]]
         before = await server.ask()
         await knock(urls, ["none"] * rollouts, calls)
@@ -57,7 +57,7 @@ async def run(quick: bool) -> Report:
     share = (after["continued_calls"] - before["continued_calls"]) / (rollouts * calls)
     note = f"best possible: {1 - 1 / calls:.3f}"
     bridged = Figure(what="bridged_share", value=share, unit="", note=note)
-    return Report(bench="door", rows=(mine, bridged))
+    return Report(bench="model_endpoint", rows=(mine, bridged))
 
 
 async def knock(urls: Sequence[str], keys: Sequence[str], calls: int) -> None:
@@ -100,23 +100,25 @@ def _context(number: int, calls: int) -> AttemptContext:
 
 
 async def serve(rollouts: int, calls: int) -> None:
-    """Open the doors, say where; after each line of input how much CPU this process has had."""
+    """Open the model endpoints, say where; after each line of input how much CPU this process
+    has had.
+    """
     urls = list[str]()
     contexts = [_context(number, calls) for number in range(rollouts)]
-    doors = [Door(context, Sampler(context)) for context in contexts]
+    endpoints = [ModelEndpoint(context, Sampler(context)) for context in contexts]
     async with AsyncExitStack() as stack:
-        for door in doors:
+        for endpoint in endpoints:
             listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            await stack.enter_async_context(door.listening(listener))
+            await stack.enter_async_context(endpoint.listening(listener))
             urls.append(f"http://127.0.0.1:{listener.getsockname()[1]}")
         print("ready", json.dumps({"urls": urls}), flush=True)
-        await _report(doors)
+        await _report(endpoints)
 
 
-async def _report(doors: Sequence[Door]) -> None:
+async def _report(endpoints: Sequence[ModelEndpoint]) -> None:
     while await asyncio.to_thread(sys.stdin.readline):
         spent = resource.getrusage(resource.RUSAGE_SELF)
-        bridged = sum(door.counts["continued_calls"] for door in doors)
+        bridged = sum(endpoint.counts["continued_calls"] for endpoint in endpoints)
         figures = {"cpu_s": spent.ru_utime + spent.ru_stime, "continued_calls": bridged}
         print(json.dumps(figures), flush=True)
 

@@ -1,4 +1,4 @@
-"""The door over real HTTP: what programs get, in each dialect, whatever they do."""
+"""The model endpoint over real HTTP: what programs get, in each dialect, whatever they do."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ import orjson
 import pytest
 
 from prorl import helper
-from prorl.agents.capture import connections, door, ledger
+from prorl.agents.capture import connections, ledger, model_endpoint
 from prorl.agents.capture.canonical import IMAGE
-from prorl.agents.capture.door import Door
+from prorl.agents.capture.model_endpoint import ModelEndpoint
 from prorl.agents.capture.share import Account, Share
 from prorl.agents.sampler import Sampler
 from prorl.config.renderer import RendererSpec
@@ -58,9 +58,9 @@ CALL = Message(
 
 
 class Open(NamedTuple):
-    """A door that listens, and who calls it."""
+    """A model endpoint that listens, and who calls it."""
 
-    door: Door
+    endpoint: ModelEndpoint
     sampler: Sampler
     url: str
     http: aiohttp.ClientSession
@@ -76,14 +76,14 @@ class Open(NamedTuple):
 async def opened(backend: Backend, buffer_bytes: int = 0, **limits: Json) -> AsyncIterator[Open]:
     context = attempt(backend, **limits)
     sampler = Sampler(context)
-    door = Door(context, sampler)
+    endpoint = ModelEndpoint(context, sampler)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         if buffer_bytes:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        async with door.listening(listener), aiohttp.ClientSession() as http:
-            yield Open(door, sampler, url, http)
-    await door.close()
+        async with endpoint.listening(listener), aiohttp.ClientSession() as http:
+            yield Open(endpoint, sampler, url, http)
+    await endpoint.close()
 
 
 async def test_a_loop_of_calls_is_a_single_sequence_of_exact_ids() -> None:
@@ -105,7 +105,7 @@ async def test_a_loop_of_calls_is_a_single_sequence_of_exact_ids() -> None:
         np.testing.assert_array_equal(
             sequence.token_ids_L[len(prompt) : end], completion.token_ids_C
         )
-    assert at.door.counts["continued_calls"] == 2
+    assert at.endpoint.counts["continued_calls"] == 2
 
 
 USER: Json = {"role": "user", "content": "Fix it."}
@@ -191,7 +191,7 @@ async def test_what_cannot_be_expressed_is_refused_in_a_sentence(
         async with at.http.post(at.url + ROUTES[route], data=io.BytesIO(data)) as answer:
             assert answer.status == status
             assert expected in (await answer.json())["error"]["message"]
-        assert not at.door.ended.done()
+        assert not at.endpoint.ended.done()
 
 
 PIXEL = "iVBORw0KGgo="
@@ -221,9 +221,9 @@ async def test_an_image_is_read_as_a_text_and_counted_once(route: str) -> None:
             reply = {"role": "assistant", "content": "a cat"}
             messages = [*IMAGES[route]["messages"], reply, USER]
             await at.chat(messages, tools=[])
-            assert at.door.counts["continued_calls"] == 1
+            assert at.endpoint.counts["continued_calls"] == 1
     assert RENDERER.tokenizer.decode(backend.prompts[0]).count(IMAGE) == 1
-    assert at.sampler.record.door.image_placeholders == 1
+    assert at.sampler.record.endpoint_counts.image_placeholders == 1
 
 
 async def test_requests_that_need_no_sampling_are_no_call() -> None:
@@ -256,7 +256,7 @@ async def test_an_undelivered_reply_is_replayed(stream: bool) -> None:
         hasty.cancel()
         await asyncio.gather(hasty, return_exceptions=True)
         again = asyncio.create_task(at.chat([USER]))
-        await until(lambda: at.door.counts["replayed"])
+        await until(lambda: at.endpoint.counts["replayed"])
         backend.go.set()
         assert (await again)["choices"][0]["message"]["content"] == "one"
         assert (await at.chat([USER]))["choices"][0]["message"]["content"] == "two"
@@ -268,7 +268,7 @@ async def test_an_undelivered_reply_is_replayed(stream: bool) -> None:
 async def test_a_slow_reply_is_waited_for_with_signs_of_life(
     route: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr(model_endpoint, "KEEP_ALIVE_S", 0.05)
     backend = GatedReplies("slowly")
     body = {"input": "Fix it.", "messages": [USER], "max_tokens": 50, "stream": stream}
     body["contents"] = [{"parts": [{"text": "Fix it."}]}]
@@ -287,7 +287,7 @@ async def test_a_backend_that_fails_ends_the_attempt() -> None:
                 assert answer.status == 503
                 text = (await answer.json())["error"]["message"]
                 assert text == "the rollout has ended: backend_unavailable: gone"
-        assert at.door.ended.result() is failure
+        assert at.endpoint.ended.result() is failure
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ async def test_a_budget_ends_the_attempt(limits: Json, code: FailureCode) -> Non
             body = {"messages": [{"role": "user", "content": task}]}
             async with at.http.post(at.url + ROUTES["chat"], json=body):
                 pass
-        assert at.door.ended.result().code is code
+        assert at.endpoint.ended.result().code is code
 
 
 class GatedReplies(Replies):
@@ -361,7 +361,7 @@ async def test_what_is_long_is_rendered_in_a_helper_to_the_same_ids() -> None:
         async with at.http.post(at.url + "/v1/messages/count_tokens", json=body) as answer:
             counted = (await answer.json())["input_tokens"]
         assert (await at.chat(messages))["choices"][0]["message"]["content"] == "done"
-        assert at.door.counts["continued_calls"] == 1
+        assert at.endpoint.counts["continued_calls"] == 1
     tools = (ToolSpec("bash", "", {"type": "object"}),)
     first = RENDERER.prompt([Message(role="user", content=texts[0])], tools)
     np.testing.assert_array_equal(backend.prompts[0], first)
@@ -387,7 +387,7 @@ async def test_what_no_sequence_can_hold_is_refused_before_it_is_rendered(
         async with at.http.post(at.url + route, data=io.BytesIO(body)) as answer:
             assert answer.status == status
             assert "of more than" in (text := await answer.text()) or "at most 5,000" in text
-        assert (at.door.ended.done() and at.door.ended.result().code) == (code or False)
+        assert (at.endpoint.ended.done() and at.endpoint.ended.result().code) == (code or False)
 
 
 class Renders(ChatMLRenderer):
@@ -419,7 +419,7 @@ async def test_connections_that_say_nothing_keep_nobody_out() -> None:
 async def test_bodies_that_never_end_are_bounded_in_time_and_together(
     sizes: list[int], status: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "READ_S", 0.2 if len(sizes) == 1 else 600.0)
+    monkeypatch.setattr(model_endpoint, "READ_S", 0.2 if len(sizes) == 1 else 600.0)
     async with opened(Replies(), max_tokens=5000) as at, AsyncExitStack() as stack:
         answers = list[asyncio.Task[bytes]]()
         for size in sizes:
@@ -449,7 +449,7 @@ async def test_a_request_has_at_most_64_headers(num_headers: int, status: bytes)
 async def test_a_reply_that_is_not_read_is_kept_and_its_connection_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(door, "WRITE_S", 0.2)
+    monkeypatch.setattr(model_endpoint, "WRITE_S", 0.2)
     text, sampling = "x" * 400_000, SamplingParams(max_tokens=500_000)
     async with opened(Replies(text), buffer_bytes=4096, sampling=sampling) as at:
         host, port = at.url.removeprefix("http://").split(":")
@@ -462,9 +462,9 @@ async def test_a_reply_that_is_not_read_is_kept_and_its_connection_closed(
             head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
             await loop.sock_sendall(deaf, head % len(body) + body)
             await until(lambda: at.sampler.record.turns, "sampled")
-            await until(lambda: not at.door._connections.connections, "closed")
+            await until(lambda: not at.endpoint._connections.connections, "closed")
         assert (await at.chat([USER]))["choices"][0]["message"]["content"] == text
-        assert at.door.counts["replayed"] == 1
+        assert at.endpoint.counts["replayed"] == 1
 
 
 async def test_the_record_keeps_a_bounded_text_of_what_an_agent_says(
@@ -495,7 +495,7 @@ async def test_the_history_of_an_attempt_is_stored_once_not_with_each_call() -> 
             kept, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert at.door.counts["continued_calls"] == 29
+        assert at.endpoint.counts["continued_calls"] == 29
     assert kept < 25 << 20  # all ids, twice, and all texts once
 
 
@@ -527,7 +527,7 @@ CHARGED = """
 import asyncio, os, socket, sys
 import aiohttp
 from prorl.agents.sampler import Sampler
-from prorl.agents.capture.door import Door
+from prorl.agents.capture.model_endpoint import ModelEndpoint
 from prorl.linux import at_work
 from prorl.renderer.chatml import ChatMLRenderer
 from prorl.testing import Replies
@@ -542,7 +542,7 @@ async def drive(url):
     context = attempt(Replies(), renderer=Crashes(ByteTokenizer()))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url.set_result(f"http://127.0.0.1:{listener.getsockname()[1]}/v1/chat/completions")
-        async with Door(context, Sampler(context)).listening(listener):
+        async with ModelEndpoint(context, Sampler(context)).listening(listener):
             await asyncio.sleep(600)
 
 async def main():

@@ -1,5 +1,5 @@
-"""`prorl bench held`: a thousand rollouts in hand on one machine, each in a sandbox with a live
-shell, all of them waiting for their model.
+"""`prorl bench concurrency`: a thousand rollouts in hand on one machine, each in a sandbox with a
+live shell, all of them waiting for their model.
 
 The service is whole and real; the policy is a script that takes an hour for its first call. Rows:
 `begin_s`, from the submission until every rollout waits for its model, and `begin_cpu_ms`, CPU of
@@ -46,8 +46,11 @@ DESCRIPTORS, PROCESSES, MIB = 4, 4, 8
 async def run(quick: bool) -> Report:
     count = QUICK if quick else FULL
     if not quick:
-        print("bench held: two minutes on two cores; --quick takes half of one", file=sys.stderr)
-    return Report(bench="held", rows=await measured(count, IDLE_S))
+        print(
+            "bench concurrency: two minutes on two cores; --quick takes half of one",
+            file=sys.stderr,
+        )
+    return Report(bench="concurrency", rows=await measured(count, IDLE_S))
 
 
 async def measured(count: int, idle_s: float) -> tuple[Figure, ...]:
@@ -71,7 +74,7 @@ async def measured(count: int, idle_s: float) -> tuple[Figure, ...]:
             begun = await asyncio.to_thread(look)
             await asyncio.sleep(idle_s)
             waiting = await asyncio.to_thread(look)
-            await asyncio.to_thread(client.cancel, "held")
+            await asyncio.to_thread(client.cancel, "concurrency")
     return figures(count, empty, begun, waiting)
 
 
@@ -148,17 +151,17 @@ def _descriptors(pid: int) -> int:
 
 def _submit(client: Client, count: int) -> None:
     limits = {"run_s": 7200.0, "queue_s": 7200.0}
-    client.create_run(run_id="held", max_open_groups=count, limits=limits)
+    client.create_run(run_id="concurrency", max_open_groups=count, limits=limits)
     tasks = [
-        Task(task_id=f"held/{i}", env="noop", prompt="wait", data={"tools": ["bash"]})
+        Task(task_id=f"concurrency/{i}", env="noop", prompt="wait", data={"tools": ["bash"]})
         for i in range(count)
     ]
-    client.submit("held", tasks, 1, key="held", last=True)
+    client.submit("concurrency", tasks, 1, key="concurrency", last=True)
 
 
 def _until_all_wait(client: Client, count: int) -> None:
     until = time.monotonic() + BEGIN_S
-    while (view := client.run("held"))["counts"]["running"] < count:
+    while (view := client.run("concurrency"))["counts"]["running"] < count:
         if time.monotonic() > until or view["counts"]["failed"]:
             waits = view["stalled"] or view["idle"] or "no reason is known"
             raise UnavailableError(f"{view['counts']} after {BEGIN_S:g} s: {waits}")

@@ -1,9 +1,10 @@
-"""`Door`: one attempt's model server. Whoever holds one of its connections is that attempt.
+"""`ModelEndpoint`: one attempt's model server. Whoever holds one of its connections is that
+attempt.
 
-    door = Door(context, Sampler(context))
-    async with door.listening(await sandbox.listen()):
-        ... run the program until it ends or `door.ended` is done ...
-    await door.close()                         # then the record says what trains
+    endpoint = ModelEndpoint(context, Sampler(context))
+    async with endpoint.listening(await sandbox.listen()):
+        ... run the program until it ends or `endpoint.ended` is done ...
+    await endpoint.close()                         # then the record says what trains
 
 | request | answer |
 |---|---|
@@ -18,9 +19,9 @@ still a status. What cannot be expressed here is a 400 that says so, a rollout t
 A client that goes away costs nothing: its reply is kept for whoever asks the same again.
 
 Who asks is not trusted: it may run what the policy wrote. So one attempt has bounds for connections
-(`connections.py`), bytes (`MAX_BYTES`, `Door._incoming`), time (`READ_S`, `WRITE_S`) and its share
-of the loop (`share.py`). What is large is read and rendered in helpers, and what its requests cost
-is charged to the attempt, which ends where it ends a worker twice.
+(`connections.py`), bytes (`MAX_BYTES`, `ModelEndpoint._incoming`), time (`READ_S`, `WRITE_S`) and
+its share of the loop (`share.py`). What is large is read and rendered in helpers, and what its
+requests cost is charged to the attempt, which ends where it ends a worker twice.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ KEEP_ALIVE_S = wait_limit_s("endpoint.keep_alive")
 _JSON = "application/json"
 
 
-class Door:
+class ModelEndpoint:
     """The model server of one attempt. Belongs to the event loop that made it.
 
     `key`: what a client must send where programs of others can connect; empty where they cannot.

@@ -1,4 +1,4 @@
-"""`prorl bench held`, small; what it says where the machine has no room."""
+"""`prorl bench concurrency`, small; what it says where the machine has no room."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl.bench.held import Look, check_room, figures, measured
+from prorl.bench.concurrency import Look, check_room, figures, measured
 from prorl.errors import UserError
 from prorl.sandbox.kind import MAX_PTYS, room, short_of_terminals
 
