@@ -93,8 +93,22 @@ def test_a_nodes_own_folder_goes_when_it_ends_well(
     assert folder_of_node.exists()
 
 
-@pytest.mark.parametrize("file", ["queue.py", "types.py", "email.py"])
-@pytest.mark.parametrize("words", [["--as", "prorl-agent"], ["--view", "0"]])
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        (["--as", "prorl-agent"], "queue.py"),
+        (["--view", "0"], "types.py"),
+        *(
+            pytest.param(words, file, marks=pytest.mark.slow)
+            for words, file in (
+                (["--as", "prorl-agent"], "types.py"),
+                (["--as", "prorl-agent"], "email.py"),
+                (["--view", "0"], "queue.py"),
+                (["--view", "0"], "email.py"),
+            )
+        ),
+    ],
+)
 def test_a_file_of_the_users_named_as_a_module_breaks_no_child(
     tmp_path: Path, file: str, words: list[str]
 ) -> None:

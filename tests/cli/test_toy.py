@@ -108,6 +108,7 @@ async def test_what_tools_say_in_demonstrations_is_what_they_say(tmp_path: Path)
     assert first_words == {"def", "replaced", "error:"}
 
 
+@pytest.mark.slow
 def test_making_it_is_repeatable(tmp_path: Path) -> None:
     """One thread and one seed: the same bytes; another seed: another model."""
     pytest.importorskip("torch", reason="the extra `torch` is not installed")

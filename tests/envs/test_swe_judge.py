@@ -109,8 +109,8 @@ async def test_what_is_forged_earns_nothing(
     ("repository", "name"),
     [
         (NUMBERS, "calls no test"),
-        (FLOATS, "a number that equals everything"),
-        (NUMBERS, "a number that equals numbers below 2 ** 60"),
+        pytest.param(FLOATS, "a number that equals everything", marks=pytest.mark.slow),
+        pytest.param(NUMBERS, "a number that equals numbers below 2 ** 60", marks=pytest.mark.slow),
         (HELPED, "reads the caller's source"),
     ],
 )

@@ -22,6 +22,14 @@ def workers(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
+SLOW_IN_ONE_PROCESS = pytest.mark.parametrize(
+    "workers",
+    [pytest.param(0, marks=pytest.mark.slow), 1],
+    ids=["one-process", "a-worker"],
+)
+"""Of a test whose subject is another one than the edges: the fast suite plays it over sockets."""
+
+
 @pytest.fixture
 def demo_rows() -> list[dict[str, Json]]:
     """Sixteen tasks of mathematics and of code."""

@@ -31,7 +31,7 @@ async def test_what_does_not_fit_ends_the_rollout(tmp_path: Path, sandbox_kind: 
                 Task(task_id=f"t{i}", env=f"{FILE}:Wordy", prompt=f"{i}?") for i in range(COUNT)
             ]
             await asyncio.to_thread(client.submit, "r", tasks, 1, key="w", last=True)
-            await asyncio.wait_for(follow(client, running, "r", COUNT, quiet=True), 60)
+            await asyncio.wait_for(follow(client, running, "r", COUNT, quiet=True), 110)
         calls = server.calls
     stored = check_complete(tmp_path / "root" / "r", COUNT)
     ended = rows(

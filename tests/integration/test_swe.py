@@ -14,6 +14,7 @@ import pytest
 from prorl.cli.job import JobPlan
 from prorl.cli.run_job import run_plan
 from prorl.types import Json
+from tests.integration.conftest import SLOW_IN_ONE_PROCESS
 from tests.integration.run_checks import check_complete, rows
 
 Make = Callable[..., JobPlan]
@@ -24,6 +25,7 @@ def _rows() -> list[dict[str, Json]]:
     return [orjson.loads(line) for line in TASKS.read_text().splitlines()]
 
 
+@SLOW_IN_ONE_PROCESS
 async def test_the_reference_resolves_every_task(make_plan: Make, workers: int) -> None:
     plan = make_plan(_rows(), f"service.workers={workers}", policy="oracle")
     assert await run_plan(plan, json=True) == 0
@@ -79,7 +81,10 @@ async def test_an_idle_policy_earns_nothing_and_a_bad_task_ends_after_its_first_
     ) == [{"reward": 0.0}]
 
 
-@pytest.mark.parametrize(("workers", "snapshot_bytes", "num_setups"), [(1, 1 << 30, 1), (0, 0, 8)])
+@pytest.mark.parametrize(
+    ("workers", "snapshot_bytes", "num_setups"),
+    [(1, 1 << 30, 1), pytest.param(0, 0, 4, marks=pytest.mark.slow)],
+)
 async def test_siblings_share_a_single_setup(
     make_plan: Make, workers: int, snapshot_bytes: int, num_setups: int
 ) -> None:
@@ -93,12 +98,12 @@ async def test_siblings_share_a_single_setup(
         "test_command": f"cat calc/build.py; {calc['test_command']}",
     }
     sets = (f"service.workers={workers}", f"service.sandbox.snapshot_bytes={snapshot_bytes}")
-    plan = make_plan([task], *sets, policy="oracle", n=8)
+    plan = make_plan([task], *sets, policy="oracle", n=4)
     assert await run_plan(plan, json=True) == 0
-    stored = check_complete(plan.directory, 8)
+    stored = check_complete(plan.directory, 4)
     logs = [
         row["content"] for row in rows(stored, "select content from messages where role = 'grader'")
     ]
-    assert len(logs) == 8
+    assert len(logs) == 4
     assert len({re.findall(r"BUILD = '([0-9a-f-]+)'", log)[0] for log in logs}) == num_setups
-    assert rows(stored, "select sum(reward) as reward from rollouts") == [{"reward": 8.0}]
+    assert rows(stored, "select sum(reward) as reward from rollouts") == [{"reward": 4.0}]

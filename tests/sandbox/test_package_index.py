@@ -51,7 +51,9 @@ def index() -> Index | str:
     return Index(url, _pip("config", "get", "global.cert"), tuple(hosts))
 
 
-@pytest.mark.parametrize("kind", ["pyns", pytest.param("apptainer", marks=pytest.mark.apptainer)])
+@pytest.mark.parametrize(
+    "kind", ["pyns", pytest.param("apptainer", marks=[pytest.mark.apptainer, pytest.mark.slow])]
+)
 @pytest.mark.parametrize("mode", ["allowlist", "no-network"])
 async def test_pip_installs_from_inside_where_the_task_may(kind: str, mode: str) -> None:
     if why_not(kind):

@@ -165,6 +165,7 @@ def test_sql_over_missing_parts_is_an_error_without_a_wait(
                 answer.result(timeout=60)
 
 
+@pytest.mark.slow
 def test_compaction_in_s3_changes_no_row(bucket: str, tmp_path: Path) -> None:
     local = run_of_many_parts(tmp_path)
     run = RunDir(f"{bucket}/demo")
