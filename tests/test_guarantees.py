@@ -12,7 +12,7 @@ from tests.faults.all_guards import BY_HAND, switched_off
 from tests.faults.guarantees import PAGE, ROOT, Row, places, pytest_arguments, rows
 
 ROWS = rows(PAGE.read_text())
-PLACES = {row: list(places(row)) for row in ROWS}
+PLACES = {row: places(row) for row in ROWS}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.guarantee[:60] for row in ROWS])

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -73,15 +72,18 @@ def pytest_arguments(row: Row) -> list[list[str]]:
     return argument_lists
 
 
-def places(row: Row, root: Path = ROOT) -> Iterator[tuple[str, list[Place]]]:
-    """Each word of a row, and where it stands: nowhere, if the page is wrong."""
+@cache
+def places(row: Row, root: Path = ROOT) -> list[tuple[str, list[Place]]]:
+    """Returns each word of a row, and where it stands: nowhere, if the page is wrong."""
+    words_of_row = []
     for group in _groups(row.lines):
         files = [f"prorl/{file}" for file in group.files] or modules(root)
         for words in group.words:
             matches = [
                 place for file in files for place in _of_file(root, file, words, group.scope)
             ]
-            yield words, matches if len(matches) <= MOST else []
+            words_of_row.append((words, matches if len(matches) <= MOST else []))
+    return words_of_row
 
 
 class _Group(NamedTuple):
@@ -120,32 +122,40 @@ def modules(root: Path) -> list[str]:
 
 
 @cache
-def _read(path: Path) -> tuple[str, ast.Module]:
-    text = path.read_text()
-    return text, ast.parse(text)
+def _text(path: Path) -> str:
+    return path.read_text()
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(_text(path))
 
 
 def _of_file(root: Path, file: str, words: str, scope: str) -> list[Place]:
     path = root / file
     if not path.is_file():
         return []
-    text, tree = _read(path)
+    words, text = words.removesuffix("(...)"), _text(path)
+    word = re.compile(rf"(?<!\w){re.escape(words)}")
+    is_defined = f"def {words.rpartition('.')[2]}(" in text
+    if not is_defined and (words not in text or not word.search(text)):
+        return []  # as in most modules, which are not parsed then
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    words, inside = words.removesuffix("(...)"), range(1, len(starts))
+    inside = range(1, len(starts))
     if scope:
         node = _definitions(path).get(scope)
         if node is None:
             return []
         inside = range(node.lineno + 1, (node.end_lineno or 0) + 1)
-    if not scope and NAME.fullmatch(words) and (node := _definitions(path).get(words)) is not None:
+    elif is_defined and NAME.fullmatch(words) and (node := _definitions(path).get(words)):
         return [_place(file, words, node, text, starts)]
     matches = []
     for number, line in enumerate(text.splitlines(), 1):
-        named = number in inside and re.search(rf"(?<!\w){re.escape(words)}", line)
+        named = number in inside and words in line and word.search(line)
         if named and not line.lstrip().startswith(("#", "import ", "from ")):
-            node = _statement(tree, number)
+            node = _statement(_tree(path), number)
             if node is not None:
                 matches.append(_place(file, words, node, text, starts))
     return matches
@@ -155,7 +165,7 @@ def _of_file(root: Path, file: str, words: str, scope: str) -> list[Place]:
 def _definitions(path: Path) -> dict[str, ast.stmt]:
     """The functions of a file by name, the outermost of each; methods by `Class.name`, too."""
     by_name: dict[str, ast.stmt] = {}
-    for node in ast.walk(_read(path)[1]):
+    for node in ast.walk(_tree(path)):
         body = getattr(node, "body", None)
         for each in body if isinstance(body, list) else []:
             if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
