@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from prorl.errors import SandboxError, StorageError, UserError
+from prorl.errors import ConflictError, SandboxError, StorageError, UserError
 from prorl.sandbox.images.cache import ImageCache
 from prorl.sandbox.images.child import make_image
 from prorl.sandbox.images.dockerfile import name_of
-from prorl.sandbox.images.maker import client_class
+from prorl.sandbox.images.maker import client_class, write_sif
 from prorl.sandbox.images.pull import Pull
 from prorl.sandbox.images.registry import Registry
 from prorl.sandbox.images.stack import merge
@@ -69,6 +69,20 @@ async def test_from_a_sif(registry: Registry, sif: Path) -> None:
         path.stat().st_uid for path in (image, image / "etc", image / "etc" / "image-name")
     } == {os.getuid()}
     assert await build(registry, sif, "again") == image, "unpacked once"
+
+
+@pytest.mark.apptainer
+async def test_an_image_is_written_as_a_sif_that_is_the_same_image(
+    registry: Registry, base: Path, tmp_path: Path
+) -> None:
+    (base / ".prorl-workdir").write_text("/app\nroot\n")
+    await build(registry, base)
+    write_sif(registry, "made", tmp_path / "made.sif")
+    again = await build(registry, tmp_path / "made.sif", "again")
+    for name in ("etc/image-name", ".prorl-workdir"):
+        assert (again / name).read_text() == (base / name).read_text()
+    with pytest.raises(ConflictError, match=r"made\.sif exists; expected a path that is free"):
+        write_sif(registry, "made", tmp_path / "made.sif")
 
 
 @pytest.mark.apptainer

@@ -1,4 +1,4 @@
-"""`prorl image pull | build | ls | du | rm | gc`: the images of this node, without a daemon."""
+"""`prorl image pull | build | ls | du | sif | rm | gc`: this node's images, without a daemon."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from prorl.cli.output import note, say, say_json, table
 from prorl.cli.settings import registry_root, sandbox_environment
 from prorl.errors import ProrlError, StorageError, UserError
 from prorl.sandbox.images.child import make_image
+from prorl.sandbox.images.maker import write_sif
 from prorl.sandbox.images.pull import Pull
 from prorl.sandbox.images.registry import Image, Registry
 from prorl.sandbox.images.remote import plain
@@ -33,7 +34,7 @@ SIDE_BY_SIDE = 4
 
 image = App(
     name="image",
-    help="Images for sandboxes, without a daemon: pull, build, ls, du, rm, gc.",
+    help="Images for sandboxes, without a daemon: pull, build, ls, du, sif, rm, gc.",
     help_format="plaintext",
 )
 
@@ -260,6 +261,19 @@ def du(*, images: Where = None) -> int:
         rows.append((",".join(each.names), f"{sizes[each.digest] / 1e6:.1f}", f"{alone / 1e6:.1f}"))
     table(("name", "MB", "MB alone"), rows)
     say(f"{sum(own.values()) / 1e6:.1f} MB on disk in {len(rows)} images")
+    return 0
+
+
+@image.command
+def sif(name: str, path: Path, /, *, images: Where = None) -> int:
+    """Write an image as a .sif, which Apptainer runs on machines without this registry.
+
+    Example: prorl image sif task7 /shared/task7.sif
+    """
+    registry = Registry(registry_root(images))
+    registry.open()
+    write_sif(registry, name, path.absolute())
+    say(f"{path}: {path.stat().st_size / 1e6:.0f} MB")
     return 0
 
 

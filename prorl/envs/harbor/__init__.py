@@ -111,13 +111,13 @@ class HarborEnv(BaseEnv):
             return None
         verifier, is_separate = task.data["verifier"], False
         if stage is Stage.EVAL and verifier["image"]:
-            is_separate, asked = True, verifier["sandbox"]
+            is_separate, resources = True, verifier["sandbox"]
             spec = replace(spec, image=verifier["image"])
         else:
-            asked = task.data["sandbox"]
+            resources = task.data["sandbox"]
         workdir = verifier["workdir"] if is_separate else task.data.get("workdir")
         variables = verifier["variables"] if is_separate else task.data.get("environment") or {}
-        storage = asked.get("overlay_bytes", STORAGE_BYTES)
+        storage = resources.get("overlay_bytes", STORAGE_BYTES)
         if stage is Stage.EVAL:
             storage += PACK_BYTES
         return replace(
@@ -125,9 +125,10 @@ class HarborEnv(BaseEnv):
             fakeroot=True,
             workdir=workdir or IMAGE_WORKDIR,
             variables=tuple(f"{name}={value}" for name, value in variables.items()),
-            memory_bytes=asked.get("memory_bytes", MEMORY_BYTES) + storage,  # files are in memory
+            memory_bytes=resources.get("memory_bytes", MEMORY_BYTES)
+            + storage,  # files are in memory
             overlay_bytes=storage,
-            cpus=asked.get("cpus", 0.0),
+            cpus=resources.get("cpus", 0.0),
             address_bytes=ADDRESS_BYTES,
             file_bytes=storage,
             processes=PROCESSES,

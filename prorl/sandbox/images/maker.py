@@ -19,6 +19,7 @@ import os
 import pwd
 import re
 import shutil
+import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -140,6 +141,25 @@ def build(source: str, recipe: str, work: Path) -> None:
     print("\n".join(dict.fromkeys(printed.getvalue().splitlines())), flush=True)
     if not tree.is_dir():
         raise failed(source)
+
+
+def write_sif(registry: Registry, name: str, target: Path) -> None:
+    """Write the image of a name as a .sif, which Apptainer runs elsewhere and tasks may name.
+
+    Raises NotFoundError, ConflictError where the file exists, StorageError.
+    """
+    image = registry.find(name)
+    if target.exists():
+        raise ConflictError(f"{target} exists", "a path that is free", "remove it, or name another")
+    if not (builder := shutil.which("apptainer") or shutil.which("singularity")):
+        raise StorageError("neither apptainer nor singularity is installed")
+    with registry.lock(image.digest, shared=True), registry.workplace() as work:
+        merge(registry.stack(image.digest)[::-1], work / "tree")
+        argv = [builder, "--silent", "build", str(work / "image.sif"), str(work / "tree")]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise StorageError(f"{name}: {builder} made no .sif: {done.stderr.strip()[-300:]}")
+        shutil.move(work / "image.sif", target)
 
 
 def client_class() -> Any:
