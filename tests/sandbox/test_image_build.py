@@ -75,12 +75,13 @@ async def test_from_a_sif(registry: Registry, sif: Path) -> None:
 async def test_an_image_is_written_as_a_sif_that_is_the_same_image(
     registry: Registry, base: Path, tmp_path: Path
 ) -> None:
-    (base / ".prorl-workdir").write_text("/app\nroot\n")
-    await build(registry, base)
+    image = shutil.copytree(base, tmp_path / "image", symlinks=True)
+    (image / ".prorl-workdir").write_text("/app\nroot\n")
+    await build(registry, image)
     write_sif(registry, "made", tmp_path / "made.sif")
     again = await build(registry, tmp_path / "made.sif", "again")
     for name in ("etc/image-name", ".prorl-workdir"):
-        assert (again / name).read_text() == (base / name).read_text()
+        assert (again / name).read_text() == (image / name).read_text()
     with pytest.raises(ConflictError, match=r"made\.sif exists; expected a path that is free"):
         write_sif(registry, "made", tmp_path / "made.sif")
 
