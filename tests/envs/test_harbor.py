@@ -244,11 +244,21 @@ async def test_each_step_has_its_tests_and_its_instruction(
     assert prompts == ["Write 5 into sum.txt.", "Write 7 into sum.txt."][: len(answers)]
 
 
-@pytest.mark.parametrize("parts", [STEPS, TERMINAL_BENCH])
+TOTALS = {
+    **TERMINAL_BENCH,
+    "run-tests.sh": (
+        '[ "$(< sum.txt)" = 5 ] && word=passed || word=failed; echo "x.py::a $word";'
+        ' echo "=== 1 $word, 1 warning in 0.50s ==="'
+    ),
+}
+"""Of a verifier whose pytest prints no line for each test in its summary."""
+
+
+@pytest.mark.parametrize("parts", [STEPS, TERMINAL_BENCH, TOTALS])
 async def test_the_reference_of_steps_and_of_terminal_bench_scores_1(
     tmp_path: Path, image: Path, parts: dict[str, str | None]
 ) -> None:
-    toml = {} if parts is TERMINAL_BENCH else {"task.toml": TOML + STEPS_TOML}
+    toml = {} if "task.yaml" in parts else {"task.toml": TOML + STEPS_TOML}
     make_folder(tmp_path / "task", **{**parts, **toml})
     (task,) = load_tasks(tmp_path / "task")
     task = replace(task, data={**task.data, "image": str(image)})

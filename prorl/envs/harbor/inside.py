@@ -182,7 +182,7 @@ if ports := meta.get("ports"):
 )
 
 _READ_REWARD = r"""
-import json, os, stat
+import json, os, re, stat
 found = {}
 for name in ("reward.json", "reward.txt"):
     try:
@@ -200,6 +200,12 @@ try:
                 counts = {"passed": 0, "failed": 0}
             counts["passed"] += word == b"PASSED"
             counts["failed"] += word in (b"FAILED", b"ERROR")
+            if re.search(rb" in [0-9.]+s\b", line):
+                totals = {word: int(n) for n, word in re.findall(rb"(\d+) ([a-z]+)", line)}
+                if totals.keys() & {b"passed", b"failed", b"error", b"errors"}:
+                    names = (b"failed", b"error", b"errors")
+                    counts["passed"] = totals.get(b"passed", 0)
+                    counts["failed"] = sum(totals.get(name, 0) for name in names)
         found.update({name: str(number) for name, number in counts.items()})
         file.seek(max(0, os.fstat(file.fileno()).st_size - 4000))
         found["log"] = file.read().decode("utf-8", "replace")

@@ -46,7 +46,7 @@ def parts_of_summary(files: Mapping[str, str]) -> tuple[RewardPart, ...]:
     """
     num_passed, num_failed = (int(files.get(name, "0")) for name in ("passed", "failed"))
     if not num_passed + num_failed:
-        raise NoRewardError("the tests printed no line that begins with PASSED or FAILED")
+        raise NoRewardError("the tests printed no summary of pytest's")
     return (RewardPart(name=TRAINS, value=float(not num_failed)),)
 
 

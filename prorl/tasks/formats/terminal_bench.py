@@ -3,7 +3,7 @@
     task.yaml             instruction, max_agent_timeout_sec, max_test_timeout_sec
     Dockerfile            of the image, with the whole folder as its context
     docker-compose.yaml   one service
-    tests/, run-tests.sh  as /tests and its test.sh, whose lines PASSED and FAILED are read
+    tests/, run-tests.sh  as /tests and its test.sh, of which pytest's summary is read
     solution.sh           the reference
 
 Such a task has a network, as Harbor's have by default.
