@@ -188,6 +188,8 @@ def _default(value: Any) -> Json:
 
 VALUE_CHARS = 300
 """Of a value in a list of names and values."""
+GAP = 2
+"""Characters between two columns."""
 NARROWEST = 8
 """Characters of a column that say something: where there is no room for them each row is a list."""
 
@@ -220,6 +222,7 @@ def _list(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def _draw(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str, cut: bool) -> None:
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -228,14 +231,36 @@ def _draw(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str, 
         text = _cell(value).replace("\n", " ") if cut else _cell(value)
         return Text(text, justify="right" if isinstance(value, int | float) else "left")
 
+    lines = [list(map(cell_text, row)) for row in rows]
+    natural = [
+        max(map(cell_len, [name, *(part for row in lines for part in row[at].plain.split("\n"))]))
+        for at, name in enumerate(columns)
+    ]
+    console = Console()
+    widths = fitted_widths(natural, console.width - GAP * (len(columns) - 1))
     grid = Table(
         title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False
     )
-    for column in columns:
-        grid.add_column(column, overflow="ellipsis" if cut else "fold", no_wrap=cut)
-    for row in rows:
-        grid.add_row(*map(cell_text, row))
-    Console().print(grid)
+    for column, width in zip(columns, widths, strict=True):
+        grid.add_column(column, overflow="ellipsis" if cut else "fold", no_wrap=cut, width=width)
+    for row in lines:
+        grid.add_row(*row)
+    console.print(grid)
+
+
+def fitted_widths(natural: Sequence[int], room: int) -> list[int]:
+    """Widths of columns that fit into the room: the widest give way, to one level; the narrow ones,
+    which a cut would make unreadable, stay as they are.
+
+    >>> fitted_widths([4, 30, 20, 6], 40), fitted_widths([4, 6], 40)
+    ([4, 15, 15, 6], [4, 6])
+    """
+    widths, places = list(natural), sorted(range(len(natural)), key=natural.__getitem__)
+    for number, place in enumerate(places):
+        level = max(1, room // (len(places) - number))
+        widths[place] = min(natural[place], level)
+        room -= widths[place]
+    return widths
 
 
 def _cell(value: object) -> str:

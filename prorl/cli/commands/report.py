@@ -123,8 +123,9 @@ def _compare(names: tuple[str, str], root: str, limit: int, *, json: bool) -> in
     if other:
         table(("made by", *names), [(what, *pair) for what, pair in other.items()])
     else:
-        names_of = [what for what in made if not what.startswith("run.")]
-        say(f"both made by the same: {', '.join(names_of)}, and the run's settings")
+        same = [what for what in made if not what.startswith("run.")]
+        same += ["settings"] if len(same) < len(made) else []
+        say(f"both made by the same: {', '.join(same)}")
     say(f"{len(comparison.tasks):,} tasks in both, {len(changed):,} with another mean reward")
     if comparison.tasks:
         mean, low, high = interval
@@ -133,7 +134,7 @@ def _compare(names: tuple[str, str], root: str, limit: int, *, json: bool) -> in
         rows = [
             (
                 *(task.task_id, task.a, task.b, f"{task.difference:+.3f}"),
-                *(f"{task.low:+.3f} to {task.high:+.3f}", "flipped" if task.flipped else ""),
+                *(f"{task.low:+.2f} to {task.high:+.2f}", "flipped" if task.flipped else ""),
             )
             for task in changed[:limit]
         ]
