@@ -94,6 +94,7 @@ def _click(url: str, pid: int) -> None:
         def show(place: str, until: str) -> Callable[[], None]:
             def go() -> None:
                 page.goto(address + place)
+                page.wait_for_selector(f"#page[data-ready='{place}']")  # not what stood before
                 page.wait_for_selector(until)
 
             return go
