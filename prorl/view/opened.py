@@ -256,20 +256,23 @@ class Opened:
             return {"total": len(places), "of": self.rows.num_rows, "rows": rows}
 
     def _add_spoken(self, rows: list[dict[str, Json]]) -> None:
-        """Adds question and answer to rows; without messages, the prompt of the task. A damaged
-        part leaves them empty: the rows themselves are whole.
+        """Adds question, answer and expected answer to rows; without messages, the prompt of the
+        task. A damaged part leaves them empty: the rows themselves are whole.
         """
         ids = ",".join(str(row["rollout_id"]) for row in rows) or "-1"
         groups = ",".join({str(row["group_id"]) for row in rows}) or "-1"
-        spoken, prompts = {}, {}
+        spoken, tasks = {}, {}
         with suppress(StorageError):
             spoken = {row["rollout_id"]: row for row in self.answer(SPOKEN.format(ids))}
         with suppress(StorageError):
-            prompts = {row["group_id"]: row["task"] for row in self.answer(PROMPTS.format(groups))}
+            answer = self.answer(PROMPTS.format(groups))
+            tasks = {row["group_id"]: orjson.loads(row["task"]) for row in answer}
         for row in rows:
             texts = spoken.get(row["rollout_id"], {})
-            row["asked"] = texts.get("asked") or _prompt(prompts.get(row["group_id"]) or "{}")
+            task = tasks.get(row["group_id"], {})
+            row["asked"] = texts.get("asked") or _prompt(task)
             row["answered"] = texts.get("answered") or ""
+            row["expected"] = _expected(task)
 
     def _places(self, question: Question) -> NDArray[np.int64]:
         if question.order not in NARROW.names:
@@ -388,9 +391,15 @@ class Opened:
         return by_table, damaged
 
 
-def _prompt(task: str) -> str:
+def _prompt(task: dict[str, Json]) -> str:
     """Returns the prompt of a task as `tasks` has it: a text, or its last message."""
-    prompt = orjson.loads(task).get("prompt") or ""
+    prompt = task.get("prompt") or ""
     if isinstance(prompt, list):
         prompt = prompt[-1].get("content") if prompt else ""
-    return prompt[:SNIPPET_CHARS] if isinstance(prompt, str) else str(prompt)[:SNIPPET_CHARS]
+    return str(prompt)[:SNIPPET_CHARS]
+
+
+def _expected(task: dict[str, Json]) -> str:
+    """Returns the reference answer of a task whose data have a short one."""
+    answer = (task.get("data") or {}).get("answer")
+    return str(answer)[:SNIPPET_CHARS] if isinstance(answer, str | int | float) else ""

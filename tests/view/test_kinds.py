@@ -8,11 +8,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import orjson
+import pyarrow as pa
 import pytest
 
 from prorl.analysis.analyses import ANALYSES
 from prorl.analysis.curves import AXES
-from prorl.storage.read.catalog import DERIVED, VIEWS
+from prorl.analysis.synthetic_runs import make_run, rollout_tables, write_commit
+from prorl.storage.read.catalog import DERIVED, VIEWS, StoredRun
 from prorl.view.frozen import freeze
 from prorl.view.opened import Opened, Question
 from tests.view.run_kinds import KINDS, every_kind
@@ -70,6 +74,18 @@ def test_the_list_shows_prompt_and_answer_and_searches_words(root: Path) -> None
     page = many.page(Question(words="1187", where="reward >= 0 -- all"), 0, 9)
     assert [row["rollout_id"] for row in page["rows"]] == [1187]
     assert many.facets(Question(words="1187"))
+
+
+def test_the_list_has_the_answer_that_a_task_expects(tmp_path: Path) -> None:
+    tasks = StoredRun(make_run(tmp_path / "other", 8, 1).root).read("tasks")
+    run, place = make_run(tmp_path / "r", 0, 0), tasks.column_names.index("task")
+    data = orjson.dumps({"data": {"answer": 617}}).decode()
+    column = pa.array([data] * tasks.num_rows)
+    tasks = tasks.set_column(place, tasks.schema.field(place), column)
+    rollouts = rollout_tables(np.arange(8), 64, np.random.default_rng(0))
+    write_commit(run, run.name, 1, rollouts | {"tasks": tasks})
+    rows = Opened(str(tmp_path / "r")).page(Question(), 0, 8)["rows"]
+    assert [row["expected"] for row in rows] == ["617"] * 8
 
 
 def _places(opened: Opened, kind: str) -> Iterator[str]:

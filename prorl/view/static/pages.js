@@ -318,10 +318,10 @@ function grid(rows, run = "") {
 // ---- rollouts
 
 const WIDTHS = { rollout_id: 66, task_id: 150, failure_message: 150, rollout_key: 160, extra: 220,
-  committed_at: 140, reward: 68, status: 116, asked: 190, answered: 160, run_s: 92, num_turns: 60 };
-const USUAL = ["rollout_id", "reward", "status", "task_id", "asked", "answered", "failure_message",
+  committed_at: 140, reward: 68, status: 116, asked: 190, answered: 160, expected: 90, run_s: 92, num_turns: 60 };
+const USUAL = ["rollout_id", "reward", "status", "task_id", "asked", "answered", "expected", "failure_message",
   "num_turns", "num_sampled", "run_s", "num_tool_calls", "min_version", "stop_reason"];
-const SPOKEN = ["asked", "answered"];
+const SPOKEN = ["asked", "answered", "expected"];
 const TITLES = { run_s: "time in RUN", failure_code: "failure code", data_source: "source",
   failure_class: "failure class", failure_message: "error", status: "outcome",
   rollout_id: "rollout", task_id: "task", num_turns: "turns", min_version: "oldest version",
@@ -342,7 +342,7 @@ function column({ name, type }, sort) {
       ? JSON.stringify(row[name]) : String(row[name]));
   return { name, title: TITLES[name] || name, about: name, show, sort,
     kind: number && name !== "rollout_id" ? "n" : "",
-    grows: SPOKEN.includes(name) || name === "failure_message", width: WIDTHS[name] || (number ? 88 : 130) };
+    grows: name === "asked" || name === "answered" || name === "failure_message", width: WIDTHS[name] || (number ? 88 : 130) };
 }
 
 export async function rolloutsPage({ run, asked, signal, bind }) {
