@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from prorl.storage.files.appended import AppendedTable
 from prorl.storage.read.catalog import StoredRun
 
 pytest.importorskip("playwright.sync_api", reason="no playwright: make test-ui")
+from tests.view.run_kinds import KINDS
 from tests.view.test_pages import CHROMIUM, Tab, browser
 from tests.view.viewer_process import viewing
 
@@ -199,3 +201,19 @@ def test_a_question_is_answered_by_clicks(
     took = time.monotonic() - began
     print(f"{(question.__doc__ or '').splitlines()[0]} {asker.clicks} clicks, {took:.1f} s")
     assert asker.clicks <= 5
+
+
+def test_a_failed_judge_is_found_and_explained_in_three_clicks(tmp_path: Path) -> None:
+    """It also leaves a comparison before that is there, which is no error."""
+    KINDS["faulty"](tmp_path / "r")
+    make_run(tmp_path / "s", 64, 1)
+    with viewing(tmp_path) as viewer, browser(viewer) as tab:
+        tab.page.goto(f"{viewer.address}#/?compare=r~s")
+        tab.go("#/r")
+        asker, began = Asker(tab), time.monotonic()
+        asker.choose("by class and code")
+        asker.sees("8 of 8 rollouts have no score that counts")
+        asker.first()
+        asker.sees("the judge is away: connection refused")
+        print(f"A failed judge: {asker.clicks} clicks, {time.monotonic() - began:.1f} s")
+        assert asker.clicks <= 3
