@@ -67,14 +67,26 @@ from ks where k <= n""",
     ),
     "tool_calls": DerivedView(
         "messages",
-        """
-with calls as (
-    select run_id, rollout_id, attempt, turn, unnest(from_json(tool_calls,
-        '[{"name": "VARCHAR", "arguments": "JSON", "error": "VARCHAR"}]')) as call
-    from messages where role = 'assistant' and tool_calls <> '')
+        r"""
+with parsed as (
+    select run_id, rollout_id, attempt, turn, from_json(tool_calls,
+        '[{"name": "VARCHAR", "arguments": "JSON", "error": "VARCHAR"}]') as calls
+    from messages where role = 'assistant' and tool_calls <> ''),
+calls as (
+    select run_id, rollout_id, attempt, turn, unnest(calls) as call,
+        generate_subscripts(calls, 1) as place
+    from parsed),
+replies as (
+    select run_id, rollout_id, attempt, turn, content, row_number() over (
+        partition by run_id, rollout_id, attempt, turn order by "index") as place
+    from messages where role = 'tool')
 select run_id, rollout_id, attempt, turn, call.name, call.arguments,
-    coalesce(call.error, '') as error
-from calls""",
+    coalesce(call.error, '') as error,
+    if(content is null, null, coalesce(
+        try_cast(regexp_extract(content, '\[exit status (-?\d+)\]$', 1) as integer), 0))
+        as exit_code,
+    regexp_matches(content, '\[stopped after \S+ s\]$') as timed_out
+from calls left join replies using (run_id, rollout_id, attempt, turn, place)""",
     ),
 }
 """What SQL sees besides, made when it is named."""

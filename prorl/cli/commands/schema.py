@@ -74,8 +74,9 @@ VIEWS = {
     "partial": "as edge/scored: what attempts that did not commit had sampled",
     "passk": "run_id, group_id, task_id, data_source, n, c, k, pass_at_k: n valid members of a"
     " group, c with a full reward",
-    "tool_calls": "run_id, rollout_id, attempt, turn, name, arguments, error: a row a call; error"
-    " where the call could not be parsed",
+    "tool_calls": "run_id, rollout_id, attempt, turn, name, arguments, error, exit_code, timed_out:"
+    " a row a call; error where the call could not be parsed; exit_code is 0 unless the reply says"
+    " another, null where no reply is stored",
 }
 
 
