@@ -65,7 +65,8 @@ def test_a_page_of_rows_wherever_it_lies(tmp_path: Path) -> None:
 def test_facets_count_the_chosen_and_all(tmp_path: Path) -> None:
     make_run(tmp_path / "r", 400, 2)
     facets = Opened(str(tmp_path / "r")).facets(Question("failure_code <> ''"))
-    (turned,) = [row for row in facets if row["value"] == "turn_limit"]
+    (turned,) = [row for row in facets if row["name"] == "failure_code"]
+    assert turned["value"] == "max_turns"
     assert (turned["n"], turned["of"]) == (8, 8)
 
 
