@@ -33,7 +33,7 @@ from prorl.config import ServiceConfig, check_failpoints, parse
 from prorl.errors import ConfigError, DiskRefusedError, FencedError, ProrlError
 from prorl.flight import FlightNetwork, trace, tune
 from prorl.flight.control_client import REFUSALS
-from prorl.linux import at_work, heartbeat
+from prorl.linux import crashes, heartbeat
 from prorl.linux.calls import die_with_parent
 from prorl.linux.forked import EXIT_CRASHED, EXIT_DISK, EXIT_DRAINED, EXIT_REFUSED, EXIT_REPLACED
 from prorl.net.bearer import keys_of
@@ -169,7 +169,7 @@ def settle_heap() -> None:
 async def _lively(work: Coroutine[Any, Any, int | None]) -> int | None:
     asyncio.get_running_loop().set_exception_handler(_loudly)
     heartbeat.start()
-    at_work.start()
+    crashes.start()
     return await work
 
 
@@ -222,5 +222,5 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 def _leave(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
-    at_work.clear()
+    crashes.clear()
     os._exit(status)

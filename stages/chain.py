@@ -32,7 +32,7 @@ from prorl.control import ControlRow, Drain, Hello, Kind, Released, Welcome
 from prorl.errors import RolloutError, StorageError
 from prorl.flight import ControlClient, this_life
 from prorl.graph import GRAPH
-from prorl.linux import at_work
+from prorl.linux import crashes
 from prorl.process import until_first
 from prorl.protocols import Network, SandboxHost
 from prorl.sandbox.images.registry import Registry, default_root
@@ -187,7 +187,7 @@ def _identity(config: ServiceConfig, process: str, stages: Iterable[str]) -> Hel
         remote=bool(config.gateway),
         resumes=any(operator_of(stage).resumes for stage in stages),
         home=str(config.socket_dir),
-        died_at=os.environ.get(at_work.DIED_AT, ""),
+        died_at=os.environ.get(crashes.DIED_AT, ""),
         images=_images(config) if begins and config.gateway else None,
     )
 

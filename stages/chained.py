@@ -32,7 +32,7 @@ from prorl.envs.users import env_by_name
 from prorl.flight import ControlClient, Inlet
 from prorl.flight.inlet import ReceivedRow
 from prorl.graph import GRAPH
-from prorl.linux import at_work
+from prorl.linux import crashes
 from prorl.protocols import Network, SandboxHost
 from prorl.stages.host import StageHost
 from prorl.stages.operator import StageOperator, WorkerParts, owner_of
@@ -111,7 +111,9 @@ class ChainedStage:
             cancelled=cancelled,
             tokens=lambda: self._operator.num_tokens,
             on_forget=self._operator.forget,
-            poison=lambda key: at_work.poison(config.root / "poison", owner_of(key)),
+            quarantine_reason=lambda key: crashes.quarantine_reason(
+                config.root / "quarantine", owner_of(key)
+            ),
         )
         self._draining = asyncio.Event()
         self._tasks: tuple[asyncio.Task[None], ...] = ()

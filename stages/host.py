@@ -38,7 +38,7 @@ from prorl.flight.inlet import Inlet, ReceivedRow
 from prorl.flight.outlet import Outlet
 from prorl.graph import GRAPH
 from prorl.limits import Clock
-from prorl.linux import at_work
+from prorl.linux import crashes
 from prorl.protocols import Operator
 from prorl.schema.columns import RanColumns
 from prorl.schema.fields import TURN
@@ -50,7 +50,7 @@ from prorl.types import FAILURE_CLASS, AttemptKey, Failure, FailureCode, Stage
 log = logging.getLogger("prorl.stages")
 
 
-class Poison(Protocol):
+class QuarantineReason(Protocol):
     """Returns why an attempt is not to be touched, and whether none of its run is; empty where it
     may be.
     """
@@ -125,7 +125,7 @@ class StageHost:
         cancelled: set[AttemptKey] | None = None,
         tokens: Callable[[], int] = int,
         on_forget: Callable[[list[AttemptKey]], None] = lambda keys: None,
-        poison: Poison = lambda key: ("", False),
+        quarantine_reason: QuarantineReason = lambda key: ("", False),
         clock: Clock = now,
     ) -> None:
         self.name = operator.stage
@@ -136,7 +136,7 @@ class StageHost:
         self._clock = clock
         self._slots = slots
         self._cancelled = cancelled if cancelled is not None else set()
-        self._on_forget, self._poison = on_forget, poison
+        self._on_forget, self._quarantine_reason = on_forget, quarantine_reason
         edge = GRAPH.row(self.name).gives
         self.is_acked_later = GRAPH.takes(self.name) in GRAPH.redelivered
         """What it takes is kept upstream until the store has it."""
@@ -253,7 +253,7 @@ class StageHost:
             self._emit(Started(), key, stage=self.name)
         self._count_busy()
         self._empty.clear()
-        work = at_work.during(owner_of(key), self._work(received))
+        work = crashes.attribute_steps(owner_of(key), self._work(received))
         self._working[key] = self._tasks.create_task(work)
         if self._giving_back:
             self.cancel(key)
@@ -320,7 +320,7 @@ class StageHost:
         """Raises RolloutError for what no worker survives. Where the whole run is like that, its
         task is bad. A single attempt in EVAL is its answer's fault, and before EVAL it is ours.
         """
-        why, is_of_run = self._poison(key)
+        why, is_of_run = self._quarantine_reason(key)
         if why:
             code = FailureCode.BAD_TASK if is_of_run else FailureCode.STAGE_ERROR
             if self.name == Stage.EVAL and not is_of_run:

@@ -37,7 +37,7 @@ from prorl.flight.inlet import ReceivedRow
 from prorl.flight.queues import wire_bytes
 from prorl.journal import AttemptEnd, Journals, Recovered
 from prorl.limits import Clock, Deadline
-from prorl.linux import at_work
+from prorl.linux import crashes
 from prorl.network_policy import sandbox_spec, target_of
 from prorl.protocols import Backend, BringsAgent, Env, SandboxHost
 from prorl.renderer.apart import AnyRenderer, open_renderer
@@ -106,7 +106,9 @@ class RunOperator(StageOperator):
                 config.root / "journal" / parts.name, sync=os.fsync if config.journal_sync else None
             ),
             desk=Desk.of(config, parts.name, parts.waits),
-            went_well=lambda key: at_work.went_well(config.root / "poison", owner_of(key)),
+            clear_crashes=lambda key: crashes.clear_crashes(
+                config.root / "quarantine", owner_of(key)
+            ),
             node=config.node_id,
             worker=parts.process,
         )
@@ -124,14 +126,14 @@ class RunOperator(StageOperator):
         ask: Ask | None = None,
         journals: Journals | None = None,
         desk: Desk | None = None,
-        went_well: Callable[[AttemptKey], None] = lambda key: None,
+        clear_crashes: Callable[[AttemptKey], None] = lambda key: None,
         node: str = "",
         worker: str = "",
         clock: Clock = now,
     ) -> None:
         super().__init__(host, get_env, is_cancelled=is_cancelled, clock=clock)
         self._open_renderer, self._model, self._api_key = open_renderer, model, api_key
-        self._went_well = went_well
+        self._clear_crashes = clear_crashes
         self._node, self._worker = node, worker
         self._renderers: dict[str, asyncio.Future[AnyRenderer]] = {}
         """By the runs' specs."""
@@ -203,7 +205,7 @@ class RunOperator(StageOperator):
             if ready.sandbox.sandbox_id or needs_sandbox(env, lease.task):
                 await asyncio.shield(self._clean(lease.key, ready.sandbox, trajectory))
         if trajectory.failure.failure_class.trains:
-            self._went_well(lease.key)
+            self._clear_crashes(lease.key)
         run_s = spent_s + self._clock() - began
         return ran_columns(
             trajectory,

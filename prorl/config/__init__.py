@@ -34,7 +34,7 @@ NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")
 RESERVED_NAMES = frozenset(
     {
         *("logs", "lock", "token", "signing.key"),
-        *("tls", "join", "placers", "trace", "tracked", "journal", "poison"),
+        *("tls", "join", "placers", "trace", "tracked", "journal", "quarantine"),
         *("service.json", "control.lock", "control.db", "control.db-wal", "control.db-shm"),
     }
 )

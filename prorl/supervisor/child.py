@@ -28,7 +28,7 @@ from typing import Any
 
 import prorl
 from prorl.errors import UnavailableError
-from prorl.linux import at_work, failpoints, heartbeat
+from prorl.linux import crashes, failpoints, heartbeat
 from prorl.linux.files import disk_full
 from prorl.linux.procfs import is_stopped
 from prorl.linux.python_path import python_path
@@ -118,7 +118,7 @@ class ChildProcess:
         died_at = self.died_at if self._process else ""
         if self._page >= 0:
             os.close(self._page)
-        self._page, self._killed_at, self.ended_for = at_work.page(), "", ""
+        self._page, self._killed_at, self.ended_for = crashes.page(), "", ""
         try:
             self._process = self._spawn(log_fd, beat_fd, died_at)
         except OSError:
@@ -150,8 +150,8 @@ class ChildProcess:
                 **self._environment(),
                 **python_path(),  # it starts in another folder
                 heartbeat.VARIABLE: str(beat_fd),
-                at_work.VARIABLE: str(self._page),
-                at_work.DIED_AT: died_at,
+                crashes.VARIABLE: str(self._page),
+                crashes.DIED_AT: died_at,
             },
             start_new_session=True,
             pass_fds=(beat_fd, self._page),
@@ -205,19 +205,19 @@ class ChildProcess:
         """The piece of work that ended the last life; empty where it was something else.
 
         It was in a step that never ended, and nobody had stopped it; or the interpreter crashed, or
-        the step ended the process, which we never do ourselves (`at_work.clear`).
+        the step ended the process, which we never do ourselves (`crashes.clear`).
         """
         assert self._process is not None
         code = self._process.returncode or 0
         by_itself = code >= 0 or -code in CRASHES
-        return at_work.read(self._page) if by_itself else self._killed_at
+        return crashes.read(self._page) if by_itself else self._killed_at
 
     def end(self, why: str) -> None:
         """SIGKILL, with the reason as the last line of its log, and what it was at."""
         if self.alive and not self.ended_for:
             self.ended_for = why
             if not is_stopped(self.pid):
-                self._killed_at = at_work.read(self._page)
+                self._killed_at = crashes.read(self._page)
             why += f"; it was at {self._killed_at}" if self._killed_at else ""
             why += f", {place}" if (place := self.place()) else ""
             with contextlib.suppress(OSError), self.log.open("a") as log:

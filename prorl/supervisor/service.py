@@ -32,7 +32,7 @@ from typing import Self
 from prorl.config import ServiceConfig
 from prorl.config.layout import SERVICE, settle
 from prorl.errors import ConfigError, UnavailableError
-from prorl.linux import at_work
+from prorl.linux import crashes
 from prorl.linux.files import disk_full
 from prorl.linux.forked import EXIT_CRASHED, EXIT_DISK, EXIT_DRAINED, EXIT_REFUSED, EXIT_REPLACED
 from prorl.supervisor.child import ChildProcess, ChildSpec, exit_text
@@ -46,7 +46,7 @@ READY_S = wait_limit_s("supervisor.ready")
 
 AGAIN_S = wait_limit_s("supervisor.ready_again")
 
-POISON = "poison"
+QUARANTINE = "quarantine"
 """Folder of a root that says which rollouts have ended a worker, and how often."""
 
 TICK_S = 0.5
@@ -59,7 +59,7 @@ MISTAKE = 2
 
 MAX_RESTARTS = 5
 """Deaths of one child with no commit in between and no life that lasted. Two are a task that is
-then left out (`at_work`), a third may be another; more will not end by themselves.
+then left out (`crashes`), a third may be another; more will not end by themselves.
 """
 
 STEADY_S = 60.0
@@ -274,7 +274,7 @@ class Supervisor:
             if name:
                 # No crash loop: that piece of work is not touched again before long.
                 how = ", ".join(filter(None, (how, child.ended_for, child.place())))
-                at_work.charge(self._root.path / POISON, name, f"{child.spec.name} {how}")
+                crashes.charge(self._root.path / QUARANTINE, name, f"{child.spec.name} {how}")
                 history, wait_s = Restarts(commits=self._commits), BACKOFF_S[1]
             if code == EXIT_DISK:
                 self.trouble = f"{child.spec.name}{child.last_words()}"

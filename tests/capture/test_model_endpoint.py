@@ -29,7 +29,7 @@ from prorl.agents.capture.share import Account, Share
 from prorl.agents.sampler import Sampler
 from prorl.config.renderer import RendererSpec
 from prorl.errors import BackendError
-from prorl.linux import at_work
+from prorl.linux import crashes
 from prorl.protocols import Backend
 from prorl.renderer.apart import LIGHT_BYTES, text_bytes
 from prorl.renderer.chatml import ChatMLRenderer
@@ -528,7 +528,7 @@ import asyncio, os, socket, sys
 import aiohttp
 from prorl.agents.sampler import Sampler
 from prorl.agents.capture.model_endpoint import ModelEndpoint
-from prorl.linux import at_work
+from prorl.linux import crashes
 from prorl.renderer.chatml import ChatMLRenderer
 from prorl.testing import Replies
 from prorl.tokenizer import ByteTokenizer
@@ -546,9 +546,9 @@ async def drive(url):
             await asyncio.sleep(600)
 
 async def main():
-    at_work.start()
+    crashes.start()
     url = asyncio.get_running_loop().create_future()
-    driving = asyncio.create_task(at_work.during("run/5/2", drive(url)))
+    driving = asyncio.create_task(crashes.attribute_steps("run/5/2", drive(url)))
     async with aiohttp.ClientSession() as http:
         await http.post(await url, json={"messages": [{"role": "user", "content": "x"}]})
 
@@ -557,16 +557,16 @@ asyncio.run(main())
 
 
 def test_a_request_that_ends_the_worker_is_charged_to_its_attempt() -> None:
-    page = at_work.page()
+    page = crashes.page()
     try:
         child = subprocess.run(
             [sys.executable, "-c", CHARGED],
             pass_fds=[page],
-            env={**os.environ, at_work.VARIABLE: str(page)},
+            env={**os.environ, crashes.VARIABLE: str(page)},
             cwd=Path(__file__).parents[2],
             stderr=subprocess.DEVNULL,
             timeout=60,
         )
-        assert (child.returncode, at_work.read(page)) == (-signal.SIGABRT, "run/5/2")
+        assert (child.returncode, crashes.read(page)) == (-signal.SIGABRT, "run/5/2")
     finally:
         os.close(page)

@@ -87,8 +87,11 @@ BY_HAND: dict[str, list[tuple[str, str]]] = {
         )
     ],
     "min(waiting": [("min(waiting, key=lambda turn: turn[0].spent_s())", "waiting[0]")],
-    "at_work.during": [
-        ("at_work.during(owner_of(key), self._work(received))", "self._work(received)")
+    "crashes.attribute_steps": [
+        (
+            "crashes.attribute_steps(owner_of(key), self._work(received))",
+            "self._work(received)",
+        )
     ],
     "_of_run": [("deaths = _deaths(_of_run(folder, name))", "deaths = []")],
     "is_of_run": [("FailureCode.BAD_TASK if is_of_run else", "")],

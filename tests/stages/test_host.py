@@ -17,7 +17,7 @@ from prorl.control import Payload, Started
 from prorl.errors import BackendError
 from prorl.flight import Inlet, Outlet, this_life
 from prorl.graph import GRAPH
-from prorl.linux import at_work
+from prorl.linux import crashes
 from prorl.schema import EDGES
 from prorl.schema.columns import (
     RanColumns,
@@ -358,15 +358,15 @@ async def test_the_step_of_a_row_is_marked_with_its_rollout(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that a death in it is charged to this rollout alone."""
-    page = at_work.page()
+    page = crashes.page()
     marks: list[str] = []
 
     async def work(row: Row) -> Added:
-        marks.append(at_work.read(page))
+        marks.append(crashes.read(page))
         return await finish(row)
 
-    with mmap.mmap(page, at_work.PAGE_BYTES) as shared:
-        monkeypatch.setattr(at_work, "_page", shared)
+    with mmap.mmap(page, crashes.PAGE_BYTES) as shared:
+        monkeypatch.setattr(crashes, "_page", shared)
         async with bench(net, Scripted(Stage.RUN, work)) as parts:
             await put(parts.upstream, ready(1))
             await put(parts.upstream, ready(2))
@@ -379,7 +379,10 @@ async def test_the_step_of_a_row_is_marked_with_its_rollout(
 async def test_a_row_that_no_worker_survives_is_not_touched(net: Net) -> None:
     operator = Scripted(Stage.EVAL)
     async with bench(net, operator) as parts:
-        parts.stage._poison = lambda key: ("killed" if key.rollout_id == 1 else "", False)
+        parts.stage._quarantine_reason = lambda key: (
+            "killed" if key.rollout_id == 1 else "",
+            False,
+        )
         await put(parts.upstream, ran(1))
         await put(parts.upstream, ran(2))
         rows = {row.key: row.row for row in await take(parts.downstream, 2)}
@@ -393,7 +396,10 @@ async def test_a_rollout_that_ended_workers_is_our_failure_and_all_of_a_run_the_
     net: Net,
 ) -> None:
     async with bench(net, Scripted(Stage.RUN)) as parts:
-        parts.stage._poison = lambda key: ("run-0 SIGKILL, in think", key.rollout_id == 2)
+        parts.stage._quarantine_reason = lambda key: (
+            "run-0 SIGKILL, in think",
+            key.rollout_id == 2,
+        )
         await put(parts.upstream, ready(1))
         await until(lambda: parts.ended() == [("failed", 1, "stage_error")])
         await put(parts.upstream, ready(2))
@@ -402,7 +408,10 @@ async def test_a_rollout_that_ended_workers_is_our_failure_and_all_of_a_run_the_
 
 async def test_init_does_not_begin_again_what_has_ended_workers(net: Net) -> None:
     async with bench(net, Scripted(Stage.INIT)) as parts:
-        parts.stage._poison = lambda key: ("SIGKILL" if key.rollout_id == 1 else "", False)
+        parts.stage._quarantine_reason = lambda key: (
+            "SIGKILL" if key.rollout_id == 1 else "",
+            False,
+        )
         parts.upstream.send(leased_batch([lease(1), lease(2)]))
         await until(lambda: parts.ended() == [("failed", 1, "stage_error")])
         assert [row.key for row in await take(parts.downstream, 1)] == [key(2)]

@@ -14,7 +14,7 @@ import pytest
 
 from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, ConflictError, UnavailableError
-from prorl.linux import at_work
+from prorl.linux import crashes
 from prorl.linux.procfs import start_ticks
 from prorl.supervisor.child import ChildSpec
 from prorl.supervisor.root import Root, box_dir, make_socket_dir
@@ -137,9 +137,9 @@ async def test_work_that_hangs_a_child_is_charged_and_no_crash_loop(tmp_path: Pa
     async with supervised(tmp_path, "a", "hangs", silence_s=2.5) as supervisor:
         child = supervisor.children["child-1"]
         await until(lambda: child.lives >= 9, limit_s=120)
-        folder = supervisor.config.root / "poison"
-        assert all(at_work.poison(folder, f"r/{number}/9")[0] for number in range(4))
-        assert at_work.poison(folder, "r/100/1")[1]
+        folder = supervisor.config.root / "quarantine"
+        assert all(crashes.quarantine_reason(folder, f"r/{number}/9")[0] for number in range(4))
+        assert crashes.quarantine_reason(folder, "r/100/1")[1]
         causes = (tmp_path / "died at").read_text().splitlines()
         assert causes[:4] == ["", "r/0/1", "r/0/1", "r/1/1"], (
             "each life knows why the last one ended"

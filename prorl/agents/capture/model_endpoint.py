@@ -44,7 +44,7 @@ from prorl.agents.capture.ledger import Call, Ledger
 from prorl.agents.capture.reading import COUNTS, DIALECTS, Dialect, Incoming, read
 from prorl.agents.capture.share import Account, share
 from prorl.errors import RolloutError, UserError
-from prorl.linux import at_work
+from prorl.linux import crashes
 from prorl.tokenizer import max_token_bytes
 from prorl.types import Json
 from prorl.waits import wait_limit_s
@@ -77,7 +77,7 @@ class ModelEndpoint:
 
     def __init__(self, context: AttemptContext, sampler: Sampler, *, key: str = "") -> None:
         self._ledger, self._key = Ledger(context, sampler), key
-        self._account, self._same_work = Account(), at_work.current()
+        self._account, self._same_work = Account(), crashes.current()
         self._connections = Connections(self._handle, self._account)
         room = max_token_bytes(context.renderer) * context.limits.max_tokens
         self._most_bytes = min(MAX_BYTES, ESCAPED * room + UNSHOWN_BYTES)

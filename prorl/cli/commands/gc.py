@@ -18,7 +18,7 @@ from prorl.errors import (
     UnavailableError,
     UserError,
 )
-from prorl.linux import at_work
+from prorl.linux import crashes
 from prorl.service.log.log import forget_run
 from prorl.storage.files.layout import RunDir
 from prorl.storage.files.runs import is_url, list_runs
@@ -89,7 +89,7 @@ def _dropped(directory: str) -> dict[str, Json]:
     if is_url(directory):
         raise UserError(f"--drop {directory}", "a run on a local disk")
     name = RunDir(directory).name
-    at_work.forget(Path(directory).with_name("poison"), name)
+    crashes.forget(Path(directory).with_name("quarantine"), name)
     if not _is_deleted_by_service(Path(directory)):
         drop_run(Path(directory))
         if (log := Path(directory).with_name("control.db")).exists():

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from prorl.linux import at_work, heartbeat
+from prorl.linux import crashes, heartbeat
 
 
 def main() -> None:
@@ -50,20 +50,20 @@ async def hang(where: Path) -> None:
     """Beat, then hang in a step of one of many pieces of work: another one in each second life."""
     heartbeat.SAYS_S = 1.3
     heartbeat.start()
-    at_work.start()
+    crashes.start()
     with (where / "hung").open("a") as file:
         file.write("x")
     with (where / "died at").open("a") as file:
-        file.write(os.environ.get(at_work.DIED_AT, "unknown") + "\n")
+        file.write(os.environ.get(crashes.DIED_AT, "unknown") + "\n")
     number = ((where / "hung").stat().st_size - 1) // 2
     loop = asyncio.get_running_loop()
     others = [
-        loop.create_task(at_work.during(f"r/{other}/1", asyncio.sleep(3600)))
+        loop.create_task(crashes.attribute_steps(f"r/{other}/1", asyncio.sleep(3600)))
         for other in range(100, 105)
     ]
     await asyncio.sleep(0.1)
     assert others
-    await loop.create_task(at_work.during(f"r/{number}/1", stalled()))
+    await loop.create_task(crashes.attribute_steps(f"r/{number}/1", stalled()))
 
 
 async def stalled() -> None:
@@ -76,7 +76,7 @@ def not_first(where: Path) -> bool:
     with (where / "lives").open("a") as file:
         file.write("x")
     with (where / "died at").open("a") as file:
-        file.write(os.environ.get(at_work.DIED_AT, "unknown") + "\n")
+        file.write(os.environ.get(crashes.DIED_AT, "unknown") + "\n")
     return (where / "lives").stat().st_size == 2
 
 

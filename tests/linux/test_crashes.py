@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from prorl.linux import at_work
+from prorl.linux import crashes
 
 CHILD = """
 import asyncio, os, signal, sys, time
-from prorl.linux import at_work
+from prorl.linux import crashes
 
 async def innocent():
     while True:
@@ -37,7 +37,7 @@ async def guilty(how):
     if how == "task":
         await asyncio.create_task(below())
     if how == "callback":
-        loop, mine = asyncio.get_running_loop(), at_work.current()
+        loop, mine = asyncio.get_running_loop(), crashes.current()
         loop.call_soon(lambda: loop.create_task(mine(below())))
     await asyncio.sleep(600)
 
@@ -46,10 +46,10 @@ async def below():
     os.abort()
 
 async def main():
-    at_work.start()
+    crashes.start()
     names = asyncio.gather(
-        *(at_work.during(f"good/{n}/1", innocent()) for n in range(5)),
-        at_work.during("bad/7/2", guilty(sys.argv[1])),
+        *(crashes.attribute_steps(f"good/{n}/1", innocent()) for n in range(5)),
+        crashes.attribute_steps("bad/7/2", guilty(sys.argv[1])),
     )
     await names
 
@@ -59,10 +59,10 @@ asyncio.run(main())
 
 @contextmanager
 def _at_work(how: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    page = at_work.page()
+    page = crashes.page()
     with subprocess.Popen(
         [sys.executable, "-c", CHILD, how],
-        env={**os.environ, at_work.VARIABLE: str(page)},
+        env={**os.environ, crashes.VARIABLE: str(page)},
         pass_fds=(page,),
         stdout=subprocess.PIPE,
     ) as child:
@@ -80,7 +80,7 @@ def test_a_process_that_dies_names_the_step_that_it_was_in(how: str) -> None:
             time.sleep(0.2)
             child.send_signal(signal.SIGKILL)
         child.wait()
-        assert at_work.read(page) == "bad/7/2"
+        assert crashes.read(page) == "bad/7/2"
 
 
 async def test_without_a_parent_that_reads_nothing_is_marked() -> None:
@@ -88,34 +88,34 @@ async def test_without_a_parent_that_reads_nothing_is_marked() -> None:
         return 7
 
     marked = work()
-    assert at_work.during("a/1/1", marked) is marked
+    assert crashes.attribute_steps("a/1/1", marked) is marked
     assert await marked == 7
 
 
 def test_a_run_that_kills_its_process_at_every_attempt_is_quarantined(tmp_path: Path) -> None:
-    folder = tmp_path / "poison"
-    for number in range(at_work.MOST_OF_RUN):
-        assert not at_work.poison(folder, "r/99/1")[0]
-        at_work.charge(folder, f"r/{number}/1", "silent, in think")
-    why, is_of_run = at_work.poison(folder, "r/99/1")
+    folder = tmp_path / "quarantine"
+    for number in range(crashes.MOST_OF_RUN):
+        assert not crashes.quarantine_reason(folder, "r/99/1")[0]
+        crashes.charge(folder, f"r/{number}/1", "silent, in think")
+    why, is_of_run = crashes.quarantine_reason(folder, "r/99/1")
     assert is_of_run
     assert "in think" in why
-    assert at_work.poison(folder, "other/99/1") == ("", False)
-    at_work.went_well(folder, "r/98/1")
-    assert at_work.poison(folder, "r/99/1") == ("", False)
-    at_work.charge(folder, "r/0/2", "silent")
-    assert at_work.poison(folder, "r/0/3")[0]
+    assert crashes.quarantine_reason(folder, "other/99/1") == ("", False)
+    crashes.clear_crashes(folder, "r/98/1")
+    assert crashes.quarantine_reason(folder, "r/99/1") == ("", False)
+    crashes.charge(folder, "r/0/2", "silent")
+    assert crashes.quarantine_reason(folder, "r/0/3")[0]
 
 
 def test_two_deaths_of_whatever_attempts_are_enough(tmp_path: Path) -> None:
-    folder = tmp_path / "poison"
-    assert not at_work.poison(folder, "r/5/1")[0]
-    assert at_work.charge(folder, "r/5/1", "silent") == 1
-    assert not at_work.poison(folder, "r/5/2")[0]
-    assert at_work.charge(folder, "r/5/2", "silent") == 2
-    assert at_work.poison(folder, "r/5/3")[0]
-    assert not at_work.poison(folder, "r/55/1")[0]
-    at_work.forget(folder, "other")
-    assert at_work.poison(folder, "r/5/3")[0]
-    at_work.forget(folder, "r")
+    folder = tmp_path / "quarantine"
+    assert not crashes.quarantine_reason(folder, "r/5/1")[0]
+    assert crashes.charge(folder, "r/5/1", "silent") == 1
+    assert not crashes.quarantine_reason(folder, "r/5/2")[0]
+    assert crashes.charge(folder, "r/5/2", "silent") == 2
+    assert crashes.quarantine_reason(folder, "r/5/3")[0]
+    assert not crashes.quarantine_reason(folder, "r/55/1")[0]
+    crashes.forget(folder, "other")
+    assert crashes.quarantine_reason(folder, "r/5/3")[0]
+    crashes.forget(folder, "r")
     assert list(folder.iterdir()) == []

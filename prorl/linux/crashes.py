@@ -1,18 +1,18 @@
 """The attribution of a process's death: a page that it shares with its parent says what it was
 doing, and who is charged.
 
-    page = at_work.page()                                       # the parent
+    page = crashes.page()                                            # the parent
     Popen(..., pass_fds=(page,), env={VARIABLE: str(page)})
-    at_work.start()                                             # on its loop
-    create_task(at_work.during("run/5/1", work()))              # ... each step of this is marked
-    name = at_work.read(page)                                   # the parent, when it has died
-    at_work.charge(folder, name, "silent for 8 s")
+    crashes.start()                                                  # on its loop
+    create_task(crashes.attribute_steps("run/5/1", work()))          # marks each step of it
+    name = crashes.read(page)                                        # the parent, after its death
+    crashes.charge(folder, name, "silent for 8 s")
 
 The page names the piece of work in whose step the process died, so that it alone is charged, not
-all that was in hand; at MOST_CHARGES the next life does not touch it (`poison`). Charges are kept
-by the work's name without its last part, its attempt. Tasks that a step makes are the same work.
-A run of whose work MOST_OF_RUN pieces ended the process, and none went well in between, is not
-touched either: a file of bad tasks ends its own run.
+all that was in hand; at MOST_CHARGES the next life does not touch it (`quarantine_reason`). Charges
+are kept by the work's name without its last part, its attempt. Tasks that a step makes are the same
+work. A run of whose work MOST_OF_RUN pieces ended the process, and none went well in between, is
+not touched either: a file of bad tasks ends its own run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-VARIABLE: Final = "PRORL_AT_WORK_FD"
+VARIABLE: Final = "PRORL_CRASH_PAGE_FD"
 DIED_AT: Final = "PRORL_DIED_AT"
 """In the next life's environment: what the last one was at when it died."""
 PAGE_BYTES: Final = 4096
@@ -74,7 +74,7 @@ def clear() -> None:
         _page[:1] = b"\0"
 
 
-def during(name: str, work: Coroutine[Any, Any, ResultT]) -> Coroutine[Any, Any, ResultT]:
+def attribute_steps(name: str, work: Coroutine[Any, Any, ResultT]) -> Coroutine[Any, Any, ResultT]:
     """The work, whose steps are marked while they last."""
     if _page is None:
         return work
@@ -138,7 +138,7 @@ def charge(folder: Path, name: str, why: str) -> int:
     return len(_deaths(_file(folder, name)))
 
 
-def poison(folder: Path, name: str) -> tuple[str, bool]:
+def quarantine_reason(folder: Path, name: str) -> tuple[str, bool]:
     """Returns why a piece of work is not touched, and whether all of its run is not; empty while it
     may end another process.
     """
@@ -152,7 +152,7 @@ def poison(folder: Path, name: str) -> tuple[str, bool]:
     return "", False
 
 
-def went_well(folder: Path, name: str) -> None:
+def clear_crashes(folder: Path, name: str) -> None:
     _of_run(folder, name).unlink(missing_ok=True)
 
 
