@@ -177,6 +177,23 @@ async def test_without_buildah_a_dockerfile_is_refused(
         await build(registry, tmp_path)
 
 
+async def test_temporary_files_of_a_build_that_ends_early_are_removed(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed buildah leaves them; here a program in its place does."""
+    (tmp_path / "Dockerfile").write_text("FROM a\n")
+    builder = tmp_path / "bin/buildah"
+    builder.parent.mkdir()
+    builder.write_text(f"#!/bin/bash\necho $TMPDIR > {tmp_path}/where; > $TMPDIR/layer; kill -9 $$")
+    builder.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{builder.parent}:{os.environ['PATH']}")
+    with pytest.raises(UserError, match="buildah failed"):
+        await build(registry, tmp_path)
+    folder = Path((tmp_path / "where").read_text().strip())
+    assert folder.is_relative_to(registry.root)
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize("source", ["docker://debian", "/no/such/folder", "/etc/passwd"])
 async def test_other_sources_are_refused(registry: Registry, source: str) -> None:
     with pytest.raises(

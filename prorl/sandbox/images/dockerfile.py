@@ -72,6 +72,8 @@ def build(recipe: Path, work: Path, settings: Mapping[str, Any]) -> Path:
         os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:  # a uid without a name, as OpenShift gives
         os.environ["HOME"] = str(work)
+    # a build that is killed leaves gigabytes of layers in it
+    os.environ["TMPDIR"] = str(work)
     number, archive, adapted = work / "image-id", work / "image.tar", work / "Dockerfile"
     adapted.write_text(adapt(recipe.read_text(), settings))
     words = [builder, "build", "--isolation", "chroot", "--layers", "--iidfile", str(number)]
