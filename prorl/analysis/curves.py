@@ -1,6 +1,7 @@
 """Curves that a team follows while a policy trains: over policy versions, trainer steps or time.
 
 Each curve is rows of `x`, `y` and, of several lines, `z`; `n` says of how many rollouts or groups.
+What the trainer of a replay logged is a line under the replay's name.
 A rollout may hold tokens of several versions, so that the axis says which one counts: `oldest` or
 `newest`. `step` is the trainer step during which a rollout was stored (the first step that was
 logged after it); `time` is seconds since the run's first stored rollout.
@@ -68,7 +69,8 @@ _ROLLOUTS = """
 with clock as (select min(committed_at) as began,
         greatest(epoch(max(committed_at) - min(committed_at)) / {points}, 1) as width
     from rollouts),
-steps as (select step, min(time) as time from metrics group by step),
+steps as (select step, min(time) as time from metrics
+    where run_id in (select run_id from rollouts) group by step),
 r as (select {x} as x, r.* from rollouts r asof left join steps s on r.committed_at <= s.time
     cross join clock where r.status = 'completed' and r.valid)
 """
@@ -96,9 +98,11 @@ from groups g asof join versions v on g.event_at >= v.published_at
     asof left join steps s on g.event_at <= s.time cross join clock
 where g.event = 'delivered' and g.min_version >= 0 group by 1 having x is not null order by 1"""
 
-_METRICS = """{rollouts}
-select m.name as name, {metric}::double as x, avg(m.value) as y
+_METRICS = """{rollouts}, own as (select any_value(run_id) as run_id from rollouts)
+select m.name as name, {metric}::double as x, avg(m.value) as y,
+    if(m.run_id = own.run_id, '', m.run_id) as z
 from metrics m asof left join versions v on m.time >= v.published_at cross join clock
+    cross join own
 where m.name in (select name from metrics group by name order by name limit {names})
 group by all having x is not null order by 1, 2"""
 

@@ -25,10 +25,11 @@ select task_id, count(*) as n, avg(reward) as mean, coalesce(var_samp(reward), 0
 from rollouts where valid and reward is not null group by task_id"""
 
 
-LAST_STEP = "select max(step) as step from metrics"
-METRICS = """
-select name, arg_max(value, step) as value from metrics where step <= {step}
-group by name order by name limit {limit}"""
+_OWN = "run_id in (select run_id from rollouts)"
+LAST_STEP = f"select max(step) as step from metrics where {_OWN}"
+METRICS = f"""
+select name, arg_max(value, step) as value from metrics where step <= {{step}} and {_OWN}
+group by name order by name limit {{limit}}"""
 MAX_METRICS = 60
 """Names of logged metrics that are compared, as many as the curves draw."""
 

@@ -71,7 +71,8 @@ def scalars(stored: StoredRun) -> list[Scalar]:
                 continue
             for row in curve["rows"]:
                 name = _name(curve["name"], row)
-                if row["y"] is not None:
+                of_replay = axis == STEP and row["z"]
+                if row["y"] is not None and not of_replay:
                     points.append(Scalar(name, axis, int(row["x"]), float(row["y"])))
     return sorted(points, key=lambda scalar: (scalar.axis, scalar.at, scalar.name))
 

@@ -176,10 +176,10 @@ class StoredRun:
 
     def metrics(self) -> pa.Table:
         """Returns what trainers logged. A step that was trained again, after a crash, was logged
-        again: the last row of each consumer, step and name counts.
+        again: the last row of each consumer, step and name counts. A replay's rows are its own.
         """
         rows = AppendedTable(self.directory, "metrics").read()
-        keys = ["consumer", "step", "name"]
+        keys = ["run_id", "consumer", "step", "name"]
         order = pa.array(np.arange(rows.num_rows))
         last = rows.select(keys).append_column("row", order).group_by(keys)
         return rows.take(last.aggregate([("row", "max")]).column("row_max").combine_chunks().sort())

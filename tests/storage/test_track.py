@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 import pytest
 
+from prorl.analysis.curves import curves
 from prorl.analysis.synthetic_runs import add_commit, make_run
 from prorl.analysis.traces import ReadPosition, traces
 from prorl.analysis.track import STEP, VERSION, Scalar, follow, scalars
@@ -31,6 +32,10 @@ def run(tmp_path: Path) -> Path:
     for step in (1, 2, 3):
         values = {"loss": 1 / step, "my/own": float(step)}
         append_logged(made, LoggedStep(run="r", step=step, values=values, key=str(step)))
+        replayed = LoggedStep(
+            run="r-replayed", step=step, values={"loss": 9.0}, key=f"replay/{step}"
+        )
+        append_logged(made, replayed)
     return tmp_path / "runs" / "r"
 
 
@@ -46,6 +51,15 @@ def check(run: Path, points: dict[tuple[str, int], float]) -> None:
         assert points[key] == pytest.approx(value), key
     names = {name for name, _ in points}
     assert {"rollouts/pass@1", "rollouts/pass@8", "groups/kept_share", "trainer/my/own"} <= names
+
+
+def test_what_the_trainer_of_a_replay_logged_is_a_line_of_its_own(run: Path) -> None:
+    stored = StoredRun(run)
+    drawn = {curve["name"]: curve for curve in curves("step", lambda q: stored.sql(q).to_pylist())}
+    rows = drawn["metric:loss"]["rows"]
+    assert {row["x"]: row["y"] for row in rows if row["z"] == "r-replayed"} == {1: 9, 2: 9, 3: 9}
+    own = {row["x"]: row["y"] for row in rows if row["z"] == ""}
+    assert own == {step: pytest.approx(1 / step) for step in (1, 2, 3)}
 
 
 class Kept:

@@ -66,7 +66,8 @@ def replay(
     shuffle
         Seed to shuffle the groups by.
     record
-        Let trainers append the lineage of their checkpoints to the run's table `trained`, under the
+        Let trainers append the lineage of their checkpoints to the table `trained` of the run, and
+        what they log to `metrics`, under the
         name of the replay. Without it a replay changes nothing on disk.
     port
         Flight port on 127.0.0.1; default: any free one.
