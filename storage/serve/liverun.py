@@ -104,15 +104,18 @@ class LiveRun:
     async def run(self) -> None:
         """Until drained. Raises what only a new start of the process can mend."""
         await self._recover()
+        async with asyncio.TaskGroup() as group:
+            writing = group.create_task(self.writer.run(), name=f"write {self.run_id}")
+            group.create_task(self._decide(), name=f"decide {self.run_id}")
+            compacting = group.create_task(self._compact(), name=f"compact {self.run_id}")
+            retiring = group.create_task(self._retire(), name=f"retire {self.run_id}")
+            await writing
+            retiring.cancel()
+            compacting.cancel()
+
+    async def _decide(self) -> None:
         try:
-            async with asyncio.TaskGroup() as group:
-                writing = group.create_task(self.writer.run(), name=f"write {self.run_id}")
-                group.create_task(self._decider.run(), name=f"decide {self.run_id}")
-                compacting = group.create_task(self._compact(), name=f"compact {self.run_id}")
-                retiring = group.create_task(self._retire(), name=f"retire {self.run_id}")
-                await writing
-                retiring.cancel()
-                compacting.cancel()
+            await self._decider.run()
         finally:
             self._decider.close()
 
@@ -212,6 +215,7 @@ class LiveRun:
         await self._finished.wait()
         while self._owed or self.order.idle_s < idle_s:
             await asyncio.sleep(max(_LOOK_S, idle_s - self.order.idle_s))
+        self._decider.drain()  # its filter has threads; compactions on a busy machine take minutes
         if self._settings.compact_every_commits:
             await self._tidy(everything=True)
             await asyncio.sleep(keep_replaced_s)

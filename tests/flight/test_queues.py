@@ -14,6 +14,7 @@ from prorl.flight.pacing import Paced, backoff_s
 from prorl.flight.queues import JOIN_BYTES, Inbox, Sender, SizedBatch, join, wire_bytes
 from prorl.schema import MAX_BATCH_BYTES
 from tests.flight.work_rows import leased
+from tests.waiting import until
 
 
 def batch(*values: int) -> pa.RecordBatch:
@@ -71,7 +72,7 @@ async def test_what_a_thread_puts_is_received_in_order() -> None:
 async def test_flushes_are_quick_when_idle_and_joined_when_busy() -> None:
     flushed: list[float] = []
     loop = asyncio.get_running_loop()
-    paced = Paced(lambda: flushed.append(loop.time()), 0.05)
+    paced = Paced(lambda: flushed.append(loop.time()), 0.5)
     paced.ask()
     await asyncio.sleep(0)
     assert len(flushed) == 1
@@ -79,12 +80,11 @@ async def test_flushes_are_quick_when_idle_and_joined_when_busy() -> None:
         paced.ask()
     await asyncio.sleep(0)
     assert len(flushed) == 1
-    await asyncio.sleep(0.1)
-    assert len(flushed) == 2
-    assert flushed[1] - flushed[0] >= 0.05
+    await until(lambda: len(flushed) > 1)
+    assert flushed[1] - flushed[0] >= 0.5
     paced.ask()
     paced.now()
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.6)
     assert len(flushed) == 3
 
 

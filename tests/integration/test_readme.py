@@ -185,7 +185,7 @@ def test_the_commands_of_crash_safety_and_inspection_work(
     (tmp_path / "gsm8k" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "configs").symlink_to(README.parent / "configs")
     assert run[-3:] == ["--limit", "400", "&"]
-    argv = [sys.executable, "-m", "prorl.cli", *run[1:-2], "60"]
+    argv = [sys.executable, "-m", "prorl.cli", *run[1:-2], "100"]
     argv += ["--set", f"service.sandbox.kind={sandbox_kind}"]
     with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -200,7 +200,7 @@ def test_the_commands_of_crash_safety_and_inspection_work(
     assert "are right" in _output(tmp_path, "prorl.cli", *verify[1:])
     count = "select count(*) as n, count(distinct rollout_id) as m from rollouts"
     counted = _output(tmp_path, "prorl.cli", "sql", verify[2], count)
-    assert re.findall(r"\b240\b", counted) == ["240"] * 2, counted
+    assert re.findall(r"\b400\b", counted) == ["400"] * 2, counted
     assert len(_output(tmp_path, "prorl.cli", *sql[1:]).splitlines()) >= 5
     _output(tmp_path, "prorl.cli", *report[1:])
     assert "<title>" in (tmp_path / f"{report[2]}.html").read_text()

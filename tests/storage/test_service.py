@@ -474,3 +474,20 @@ async def test_a_store_that_can_hear_no_more_ends_loudly(service: GatewayHarness
     with pytest.raises(ExceptionGroup) as raised:
         await receive_nonsense()
     assert raised.group_contains(SchemaError)
+
+
+async def test_a_finished_run_ends_its_filter_before_its_compaction_ends(tmp_path: Path) -> None:
+    """The filter has ten threads, and a compaction on a busy machine takes minutes."""
+    settings = {"close_after_s": 0.0, "keep_replaced_s": 600.0}
+
+    def has_filter() -> bool:
+        return any(thread.name.startswith("filter r_") for thread in threading.enumerate())
+
+    async with running_gateway(tmp_path, store=settings) as w, store(w) as made, pipeline(w):
+        await w.run(delivery="store", filter="dapo")
+        await w.submit(group("t0", n=2))
+        await until(has_filter, "a group is decided")
+        await w.submit(group("t1", n=2), last=True)
+        await w.until(lambda view: view["state"] == "finished")
+        await until(lambda: not has_filter(), "the filter has ended")
+        assert "r" in made.runs

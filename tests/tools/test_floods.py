@@ -37,8 +37,8 @@ PATTERNS = {
 TOOLS = ("bash", "python", "ipython", "jupyter")
 GROWTH_BYTES = 16 << 20
 """For a process by whose hands the output goes: buffers and Python's own; a sixth of the flood."""
-CPU_S = 1.0
-"""For the worker, which takes over 64 KiB."""
+CPU_S = 5.0
+"""For the worker, which takes over 64 KiB; what takes the flood itself grows, too."""
 PEAKS = "grep -s VmHWM /proc/[0-9]*/status"
 
 
