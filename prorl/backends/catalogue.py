@@ -77,7 +77,7 @@ CATALOGUE: Mapping[str, Scheme] = {
         opener="prorl.backends.scripted:open_scripted",
         policies={
             "oracle": "the task's own solution",
-            "flaky": "right half of the time",
+            "flaky": "right on about half of all rollouts: on some tasks always, on some never",
             "noop": "one useless answer",
             "random": "random tokens",
             "faulty": "a server that breaks",

@@ -168,8 +168,12 @@ async def check_server(backend: ModelServer, model: str = "") -> None:
             )
         await check_logprobs(backend, backend.vocab_size)
     except BackendError as error:
-        hint = "start it first, then add it again"
-        raise ConfigError(f"{backend.name}: {error.message}", "a model server", hint) from error
+        hint = "start the model server, then try again"
+        if "Cannot connect" in error.message:
+            problem = f"nothing listens at {backend.name}"
+        else:
+            problem = f"{backend.name}: {error.message}"
+        raise ConfigError(problem, "a model server", hint) from error
 
 
 class Vocabulary(NamedTuple):

@@ -32,6 +32,8 @@ def _hint(error: CycloptsError) -> str:
     unused = getattr(error, "unused_tokens", None) or ("",)
     if tuple(error.command_chain or ()) == ("show",) and unused[0].isdecimal():
         return f"; a rollout is chosen by `--rollout {unused[0]}`"
+    if isinstance(error, MissingArgumentError) and getattr(error, "keyword", "") == "--watch":
+        return ", the seconds between two looks: `--watch 2`"
     return ""
 
 

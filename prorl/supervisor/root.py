@@ -63,8 +63,8 @@ class Root:
             ) from None
         except OSError as error:
             raise ConfigError(
-                f"root {self.path}: {error.strerror}",
-                "a folder that can be written",
+                f"root {self.path} cannot be made or written: {error.strerror}",
+                "a folder that can be",
                 "name one with --root",
             ) from None
         os.ftruncate(self._lock_fd, 0)

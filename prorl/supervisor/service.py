@@ -25,6 +25,7 @@ import asyncio
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
@@ -122,6 +123,8 @@ class Supervisor:
         self.restarts = 0
         self.trouble = ""
         """What the service waits for outside of itself, in words."""
+        self.deaths: deque[str] = deque(maxlen=MAX_RESTARTS)
+        """The last children that died and were started again, with how they ended."""
         self._commits = 0
         self._watchers: list[asyncio.Task[None]] = []
         self._failed: asyncio.Future[None] | None = None
@@ -288,6 +291,7 @@ class Supervisor:
                 self._fail(UnavailableError(f"{text}{child.last_words()} (log: {child.log})"))
                 return
             self.restarts += 1
+            self.deaths.append(f"{child.spec.name} {how}")
             await asyncio.sleep(wait_s)
             if self._has_drained(child, code):
                 return

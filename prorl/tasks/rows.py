@@ -32,6 +32,7 @@ _GZIP_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"PAR1"
 _UTF8_MARK = b"\xef\xbb\xbf"
 _BATCH_ROWS = 256
 _HEAD = 4096
+MEND_LINE = "mend or remove the line, or leave such lines out: --skip-invalid"
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json")
 
@@ -190,7 +191,9 @@ def _line(line: bytes) -> Row | TaskError:
         return _object(value)
     except orjson.JSONDecodeError as cause:
         excerpt = line.strip()[:60].decode("utf-8", "replace")
-        return TaskError(f"{excerpt!r} is not valid JSON ({cause})", "one JSON object a line")
+        return TaskError(
+            f"{excerpt!r} is not valid JSON ({cause.msg})", "one JSON object a line", MEND_LINE
+        )
 
 
 def _object(value: Json) -> Row | TaskError:

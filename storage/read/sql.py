@@ -164,7 +164,9 @@ class LockedDuckDB:
         return statements[0]
 
     def _refuse(self, error: duckdb.Error) -> UserError:
-        return self._error(f"{self._what}: {_error_text(error)}", "one SELECT that binds")
+        return self._error(
+            f"{self._what}: {_error_text(error)}", "one SELECT over its tables and columns"
+        )
 
     def close(self) -> None:
         self._connection.close()

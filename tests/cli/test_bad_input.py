@@ -83,6 +83,12 @@ NEWER = {"new/manifest.json": json.dumps({"schema_version": 99})}
         ),
         ({"tasks.jsonl": json.dumps(WIDE)}, RUN, "are of no known format; expected one of"),
         (
+            {"tasks.jsonl": '{"question": "1+1?"}'},
+            RUN,
+            "gsm8k (lacks answer)",
+        ),
+        ({"tasks.jsonl": '{"question": '}, RUN, "is not valid JSON (unexpected end of data); exp"),
+        (
             {**_tasks(), "c.yaml": "service: {init: {slot: 3}}"},
             f"{RUN} -c c.yaml",
             "`init.slot`; expected a known key; did you mean `slots`?",
@@ -117,7 +123,7 @@ def test_bad_input_is_a_single_line(
     [
         (
             "--policy=http://127.0.0.1:{}",
-            "Connect call failed ('127.0.0.1', {})]; expected a model server; start it",
+            "nothing listens at http://127.0.0.1:{}; expected a model server; start the model",
         ),
         (
             "--set=service.http_port={}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import socket
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from prorl.cli.commands.node import scratch
+from prorl.linux.procfs import descendants
 
 PRORL = str(Path(sys.executable).with_name("prorl"))
 
@@ -31,6 +33,25 @@ def test_serve_says_that_its_server_is_dead_and_probed_on(tmp_path: Path) -> Non
         rest = service.stdout.read()
     assert first_line == f"waiting  {url} is ejected: a probe was refused; it is probed on\n"
     assert rest.endswith("stopped\n")
+
+
+def test_serve_says_which_process_was_killed(tmp_path: Path) -> None:
+    argv = [PRORL, "serve", "--policy", "oracle", "--root", str(tmp_path / "root")]
+    argv += ["--set", "service.workers=1"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None
+        next(line for line in service.stdout if line.startswith("stop"))
+        worker = next(pid for pid in descendants(service.pid) if "worker-0" in cmdline(pid))
+        os.kill(worker, signal.SIGKILL)
+        restart = next((line for line in service.stdout if line.startswith("restart")), "")
+        service.send_signal(signal.SIGINT)
+        rest = service.stdout.read()
+    assert restart.startswith("restart  worker-0 was killed by SIGKILL: started again"), restart
+    assert rest.endswith("stopped\n")
+
+
+def cmdline(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
 @pytest.fixture

@@ -131,7 +131,7 @@ async def _check_all(tasks: Sequence[Task], kind: str) -> list[TaskCheck]:
         async def report_progress() -> None:
             while True:
                 await asyncio.sleep(PROGRESS_S)
-                note(f"checked {len(findings)} of {len(tasks)} tasks")
+                note(f"checking: {len(findings)} of {len(tasks)} tasks done")
 
         progress = asyncio.create_task(report_progress())
         try:

@@ -154,7 +154,12 @@ async def _watch(running: Supervisor, trackers: RunTrackers) -> None:
     tell people what rollouts wait for; start the trackers of runs that have come.
     """
     http, trouble, reported = http_of(running), "", set[str]()
+    num_restarts = running.restarts
     while True:
+        if num_new := running.restarts - num_restarts:
+            num_restarts = running.restarts
+            for death in list(running.deaths)[-num_new:]:
+                say(f"restart  {death}: started again; its rollouts go on or begin anew")
         if running.trouble != trouble:
             trouble = running.trouble
             say(f"waiting  {trouble}" if trouble else "the disk takes writes again")

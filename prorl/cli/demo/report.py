@@ -49,8 +49,8 @@ PHASES = ("wait", "train", "checkpoint", "publish")
 """Of a step of the trainer."""
 
 COLUMNS = (
-    *("set", "groups", "held-out before", "held-out after", "greedy"),
-    *("DAPO kept", "dropped", "turns", "tokens", "exact tokens"),
+    *("set", "held-out before", "held-out after", "greedy"),
+    *("DAPO kept", "dropped"),
 )
 
 
@@ -101,21 +101,22 @@ def present(figures: dict[str, Json]) -> None:
     rows = [
         (
             row["set"],
-            row["groups"],
             with_interval(row["sampled_before"]),
             with_interval(row["sampled_after"]),
             f"{greedy(row['greedy_before'])} -> {greedy(row['greedy_after'])}",
             row["kept"],
             row["dropped"],
-            round(row["turns"], 2),
-            row["tokens"],
-            f"{row['exact_share']:.2%}",
         )
         for row in figures["sets"]
     ]
     say()
     title = f"{figures['run']}: held-out reward at temperature 1 (95 % Wilson), greedy beside it"
     table(COLUMNS, rows, title=title)
+    for row in figures["sets"]:
+        say(
+            f"  {row['set']:<9} {row['groups']} groups, {row['turns']:.2f} turns a rollout,"
+            f" {row['tokens']:,} tokens, {row['exact_share']:.2%} of them exact ids"
+        )
     times, directory = figures["times"], Path(figures["directory"])
     name, root = directory.name, root_option(directory.parent)
     loads = "(transformers, vLLM and `prorl eval --policy DIR` load them)"
@@ -123,7 +124,12 @@ def present(figures: dict[str, Json]) -> None:
     if figures["steps"]:  # what the shipped trainer measures of itself
         step_s = sum(times[f"{phase}_s"] for phase in PHASES)
         spent = " · ".join(f"{phase} {times[f'{phase}_s']:.2f}" for phase in PHASES)
-        say(f"  steps     {len(figures['steps'])} of {step_s:.1f} s: {spent}")
+        num_steps, planned = len(figures["steps"]), figures["recipe"]["steps"]
+        say(f"  steps     {num_steps} of {planned}, {step_s:.1f} s each: {spent}")
+        if num_steps < planned:
+            say(
+                f"            stopped early: the {figures['recipe']['minutes']:g} minutes were over"
+            )
         apart = "no token could be compared"
         if count := times["compared_tokens"]:
             most = f"at most {times['logprob_diff_max']:.1e} apart"

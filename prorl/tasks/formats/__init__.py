@@ -9,8 +9,9 @@ it is asked before ours.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
+from itertools import islice
 from typing import NamedTuple
 
 from prorl import plugins
@@ -40,7 +41,7 @@ NAMES = (
 
 GROUP = "prorl.formats"
 
-LISTED_KEYS = 20
+LISTED_KEYS, NEAREST = 20, 4
 MEND_KEYS = (
     "rename the keys, or write rows with task_id, env, prompt and data; docs/tasks.md has the keys"
     " of each format"
@@ -87,8 +88,20 @@ def detect(row: Row) -> Format:
     keys = ", ".join(map(repr, list(row)[:LISTED_KEYS])) or "(none)"
     more = ", ..." if len(row) > LISTED_KEYS else ""
     problem = f"keys {keys}{more} are of no known format"
+    if nearest := _nearest(candidates, row):
+        problem += f"; nearest: {nearest}"
     names = ", ".join(dict.fromkeys(layout.name for layout in candidates))
     raise TaskError(problem, f"one of {names}", MEND_KEYS)
+
+
+def _nearest(candidates: Iterable[Format], row: Row) -> str:
+    """Returns the formats that lack one key of several, with the key; empty where none does."""
+    nearest = dict[str, str]()
+    for candidate in candidates:
+        lacking = [keys for keys in candidate.keys if not any(k in row for k in keys.split("|"))]
+        if len(lacking) == 1 and len(candidate.keys) > 1:
+            nearest.setdefault(candidate.name, lacking[0].replace("|", " or "))
+    return ", ".join(f"{name} (lacks {key})" for name, key in islice(nearest.items(), NEAREST))
 
 
 def text(row: Row, key: str) -> str:
