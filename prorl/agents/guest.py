@@ -21,13 +21,14 @@ import prorl
 from prorl.agents.capture.model_endpoint import ModelEndpoint
 from prorl.agents.context import AttemptContext
 from prorl.agents.desk import GuestWork
-from prorl.agents.ending import End, concluded
+from prorl.agents.ending import End, concluded, end_with
 from prorl.agents.program import environment, served, until_over
 from prorl.agents.sampler import Sampler
 from prorl.errors import BudgetError, RolloutError
 from prorl.types import FailureCode, Json, Message, StopReason, Trajectory
 from prorl.waits import wait_limit_s
 
+NO_CALL = "the guest made no model call that its endpoint takes"
 SHIPPED = Path(prorl.__file__).parent / "guests"
 """What `{guests}` in an argv stands for."""
 END_S = wait_limit_s("guest.end")
@@ -78,6 +79,9 @@ async def _drive(context: AttemptContext, sampler: Sampler) -> End:
         raise RolloutError(FailureCode.EVAL_FAILED, f"the guest: {what}: {output.strip()[-1500:]}")
     if output := str(outcome.get("output", "")).strip():
         sampler.record.messages.append(Message(role="grader", name="guest", content=output))
+    if not sampler.record.turns:  # it has no tokens to store, whatever EVAL would make of it
+        score = await context.env.score(context.task, reward.encode(), None, context.deadline)
+        return end_with(FailureCode.BAD_TASK, f"{NO_CALL}, and left a reward of {score.reward:g}")
     return End(StopReason.DONE, artifact=reward.encode())
 
 

@@ -67,6 +67,7 @@ async def test_a_right_answer_earns_1_and_a_wrong_answer_0(answer: str, reward: 
         ("leave(reward=float('nan'))", "eval_failed", "reward.json"),
         ("leave(score=1)", "eval_failed", "no finite number `reward`"),
         ("leave(failed='task', message='no such level')", "bad_task", "no such level"),
+        ("leave(reward=0.5)", "bad_task", "no model call .* left a reward of 0.5"),
         ("os.kill(os.getpid(), 9)", "eval_failed", "exit status -9"),
         ("ask('x'); leave(reward=1.0); sys.exit(3)", "eval_failed", "exit status 3"),
         ("ask('x', key='another')", "eval_failed", "HTTP Error 401"),
@@ -87,10 +88,10 @@ async def test_a_key_may_stand_in_the_address() -> None:
 async def test_the_last_word_counts_and_what_it_started_ends_with_it() -> None:
     script = (
         "import subprocess; p = subprocess.Popen(['sleep', '999'], start_new_session=True)\n"
-        "print(p.pid); leave(reward=0); leave(reward=1)"
+        "print(p.pid); ask('x'); leave(reward=0); leave(reward=1)"
     )
     before = guest_folders()
-    played = await play(get_env("guest"), guest(script), Replies())
+    played = await play(get_env("guest"), guest(script), Replies("24"))
     assert played.reward == 1.0
     assert not Path(f"/proc/{played.trajectory.messages[-1].content}").exists()
     assert guest_folders() == before

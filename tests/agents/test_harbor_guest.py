@@ -159,10 +159,16 @@ async def test_the_verifiers_reward_is_the_rollouts(name: str, tmp_path: Path) -
         make_folder(tmp_path / "task", **{"task.toml": TOML, "solution/solve.sh": solution})
         policy = Replies(*writes(name, text))
         task = make_task("guest", "", **rows(tmp_path, AGENTS[name]))
-        played = await play(get_env("guest"), task, policy, limits=LIMITS)
+        playing = play(get_env("guest"), task, policy, limits=LIMITS)
+        if name == "oracle":  # the policy has not spoken, so there is nothing to train on
+            with pytest.raises(RolloutError, match=f"left a reward of {reward:g}") as ended:
+                await playing
+            assert ended.value.code == FailureCode.BAD_TASK
+            continue
+        played = await playing
         assert played.reward == reward, played.trajectory.messages[-1].content
         sequences = played.trajectory.sequences
-        assert [sequence.weight for sequence in sequences] == [float(name != "oracle")]
+        assert [sequence.weight for sequence in sequences] == [1.0]
         for prompt, reply in zip(policy.prompts, policy.said, strict=True):
             ids = [*prompt, *reply.token_ids_C]
             assert sequences[0].token_ids_L[: len(ids)].tolist() == ids
