@@ -31,12 +31,13 @@ from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities
 
 SHARED = ["/usr", "/bin", "/lib", "/lib64", "/sbin", "/etc", "/dev", "/proc"]
-SHARED += [sys.prefix, sys.base_prefix]
+SHARED += [sys.prefix, sys.base_prefix, *os.environ.get("SHARED", "").split()]
+ENTER = os.environ.get("ENTER", "").split()
 FOLDERS = ["app", "tmp", "root", "tests", "solution"]
 FOLDERS += ["logs/agent", "logs/verifier", "logs/artifacts"]
 
 class Here(BaseEnvironment):
-    # this host, with folders of its own for what a task writes
+    # this host, or the one that ENTER leads to, with folders of its own for what a task writes
 
     @staticmethod
     def type():
@@ -69,8 +70,9 @@ class Here(BaseEnvironment):
         path = f"{sys.prefix}/bin:/usr/sbin:/usr/bin:/bin"
         variables = {"PATH": path, "HOME": "/root", **(self._merge_env(env) or {})}
         enter = f'exec chroot {self.root} env -C {cwd or "/app"} bash -c "$1"'
+        shell = ["bash", "-c", f"set -e; {self.mounts}\n{enter}", "-", command]
         process = await asyncio.create_subprocess_exec(
-            *("unshare", "-Urm", "bash", "-c", f"set -e; {self.mounts}\n{enter}", "-", command),
+            *(*ENTER, "unshare", "-Urm", *shell),
             env=variables,
             stdin=-3,
             stdout=-1,
@@ -137,9 +139,9 @@ LIMITS = RolloutLimits(run_s=300.0, max_turns=20, max_tokens=1 << 20)
 BROKEN = "#!/bin/bash\nexit 1\n"
 
 
-def rows(folder: Path, agent: Json) -> Json:
+def rows(folder: Path, agent: Json, **more: str) -> Json:
     (folder / "here.py").write_text(HERE)
-    variables = {"PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(folder)}
+    variables = {"PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(folder), **more}
     variables["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     argv = ["env", *(f"{name}={text}" for name, text in variables.items())]
     return {

@@ -87,6 +87,24 @@ async def test_a_program_and_a_guest_play_beside_each_other(make_plan: Make, wor
     assert any(line.startswith("  endpoint  0 of 6") for line in lines(summarise(plan.directory)))
 
 
+@pytest.mark.parametrize(
+    ("outcome", "message"),
+    [("reward=1", "left a reward of 1"), ("failed='task', message='no level'", "no level")],
+)
+async def test_a_guest_that_asked_the_policy_nothing_is_not_played_again(
+    make_plan: Make, workers: int, outcome: str, message: str
+) -> None:
+    """It would leave the same again, as Harbor's `oracle` does."""
+    data = {"argv": [sys.executable, "-c", f"{ASK}leave({outcome})"]}
+    task = {"task_id": "guest/1", "env": "guest", "prompt": "?", "data": data}
+    plan = make_plan([task], f"service.workers={workers}", policy="noop")
+    await run_plan(plan, json=True)
+    listing = "select status, attempt, failure_code, failure_message from rollouts"
+    (row,) = rows(check_complete(plan.directory, 1), listing)
+    assert (row["status"], row["attempt"], row["failure_code"]) == ("failed", 1, "bad_task")
+    assert message in row["failure_message"]
+
+
 TWO = """
 import json, os, urllib.request
 tools = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
