@@ -215,7 +215,7 @@ class Replies:
         self.replies = list(replies)
         self.requests: list[GenerateRequest] = []
         self.prompts: list[Int32] = []
-        self.said: list[Completion] = []
+        self.completions: list[Completion] = []
         self.waiting = asyncio.Event()
         """Set when a reply is None and the request waits for ever."""
 
@@ -234,7 +234,7 @@ class Replies:
         room = request.sampling.max_tokens
         if len(completion.token_ids_C) > room:
             completion = sampled(completion.token_ids_C[:room], finish=FinishReason.LENGTH)
-        self.said.append(completion)
+        self.completions.append(completion)
         return completion
 
     async def close(self) -> None:

@@ -167,5 +167,5 @@ def test_a_node_of_slurm_has_the_number_that_squeue_prints(
     ).stdout
     assert output.split() == [
         *("node", "node.json", "--name", name),
-        *("--left", "4:00:00", "--set", "a=b"),
+        *("--walltime", "4:00:00", "--set", "a=b"),
     ]

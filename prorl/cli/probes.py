@@ -30,13 +30,13 @@ class ProbeOutcome(NamedTuple):
     level: str
     """ok, warn or fail."""
     what: str
-    found: str
+    detail: str
     fix: str = ""
 
     @classmethod
-    def warning(cls, what: str, found: str, fix: str, *, bad: bool) -> ProbeOutcome:
+    def warning(cls, what: str, detail: str, fix: str, *, bad: bool) -> ProbeOutcome:
         """A warning with its fix where something is bad; else all is well."""
-        return cls("warn", what, found, fix) if bad else cls("ok", what, found)
+        return cls("warn", what, detail, fix) if bad else cls("ok", what, detail)
 
 
 def probes(root: Path) -> Iterator[ProbeOutcome]:

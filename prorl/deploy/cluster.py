@@ -205,7 +205,10 @@ def jobs(system: str, placer: Placer, leavers: Leavers, **options: Any) -> Any:
         python=f"{STEP if slurm else ''}{sys.executable} -P",
         worker_command=MODULE,
         job_name="prorl-node",
-        worker_extra_args=[*placer.arguments, *(("--left", REMAINING_WALLTIME) if slurm else ())],
+        worker_extra_args=[
+            *placer.arguments,
+            *(("--walltime", REMAINING_WALLTIME) if slurm else ()),
+        ],
         processes=1,
         job_extra_directives=[*directives, *options.pop("job_extra_directives", ())],
         asynchronous=True,

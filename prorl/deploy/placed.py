@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         values = {**load_file(settings), "root": scratch, "node_id": args.name}
         config = parse(ServiceConfig, values, str(settings))
         join, tls = Join.read(args.join), security(args.placer)
-        asyncio.run(serve(args.scheduler, args.name, join, tls, config, args.left))
+        asyncio.run(serve(args.scheduler, args.name, join, tls, config, args.walltime))
     except ProrlError as error:
         log.error("%s", error)
         return 1
@@ -150,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", required=True)
     parser.add_argument("--join", type=Path, required=True)
     parser.add_argument("--placer", type=Path, required=True, help="folder below ROOT/placers")
-    parser.add_argument("--left", type=seconds, help="walltime that is left, as Slurm writes it")
+    parser.add_argument("--walltime", type=seconds, help="remaining walltime, as Slurm writes it")
     return parser
 
 

@@ -45,7 +45,7 @@ class RunTrackers:
         self._report(f"tracking {run} by {', '.join(names)}: {self._config.root / 'tracked'}")
 
     async def _keep(self, run: str, names: list[str]) -> None:
-        root, is_told = self._config.root, False
+        root, is_reported = self._config.root, False
         key = f"{run} {' '.join(names)}"
         options = {"--folder": root / "tracked", "--service": root, "--parent": os.getpid()}
         words = [str(word) for option in options.items() for word in option]
@@ -63,8 +63,8 @@ class RunTrackers:
             status = await process.wait()
             if status == 0 or self._is_closing:
                 return
-            if not is_told:
-                is_told = True
+            if not is_reported:
+                is_reported = True
                 ended = f"the tracker of {run} ended with exit status {status}"
                 self._report(f"{ended}; it is started again each {AGAIN_S:g} s; log: {log}")
             await asyncio.sleep(AGAIN_S)

@@ -28,7 +28,7 @@ def take(path: str | Path, flags: int = FILE, *, wait: bool = False, shared: boo
 
 
 @contextmanager
-def held(path: str | Path, *, wait: bool = False, shared: bool = False) -> Iterator[None]:
+def locked(path: str | Path, *, wait: bool = False, shared: bool = False) -> Iterator[None]:
     """A block that has the lock of a file. Raises as `take`."""
     handle = take(path, wait=wait, shared=shared)
     try:

@@ -138,8 +138,8 @@ def _package(point: EntryPoint) -> dict[str, bytes]:
 
 
 def _files_below(folder: Path) -> list[Path]:
-    found = sorted(folder.rglob("*"))
-    return [path for path in found if path.is_file() and "__pycache__" not in path.parts]
+    files = sorted(folder.rglob("*"))
+    return [path for path in files if path.is_file() and "__pycache__" not in path.parts]
 
 
 def _check(top: str, paths: list[Path]) -> None:

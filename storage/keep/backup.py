@@ -49,7 +49,7 @@ def back_up(root: Path, copy: Path) -> Iterator[tuple[str, int]]:
 
 
 def _copy_run(run: Path, copy: Path, num_commits: int) -> None:
-    def left_out(folder: str, names: list[str]) -> list[str]:
+    def excluded(folder: str, names: list[str]) -> list[str]:
         unfinished = [name for name in names if name.startswith(".")]
         if Path(folder) != run / COMMITS:
             return unfinished
@@ -57,4 +57,4 @@ def _copy_run(run: Path, copy: Path, num_commits: int) -> None:
         later = [name for name, commit in commits.items() if commit and commit.last > num_commits]
         return unfinished + later
 
-    shutil.copytree(run, copy, ignore=left_out)
+    shutil.copytree(run, copy, ignore=excluded)

@@ -62,7 +62,7 @@ async def _check(model: Model, num_cuts: int | None) -> None:
         )
         trajectory = await NativeAgent().run(attempt_context)
         check_exact(trajectory, backend)  # every sampled id is there, and trains
-        assert len(backend.said) >= 2
+        assert len(backend.completions) >= 2
         assert trajectory.failure.failure_class in (FailureClass.NONE, FailureClass.POLICY)
         assert len(env.called) >= len(expected_calls)
         for called, meant in zip(env.called, (*expected_calls, *expected_calls), strict=False):

@@ -171,7 +171,7 @@ async def test_the_verifiers_reward_is_the_rollouts(name: str, tmp_path: Path) -
         assert played.reward == reward, played.trajectory.messages[-1].content
         sequences = played.trajectory.sequences
         assert [sequence.weight for sequence in sequences] == [1.0]
-        for prompt, reply in zip(policy.prompts, policy.said, strict=True):
+        for prompt, reply in zip(policy.prompts, policy.completions, strict=True):
             ids = [*prompt, *reply.token_ids_C]
             assert sequences[0].token_ids_L[: len(ids)].tolist() == ids
     make_folder(tmp_path / "task", **{"tests/test.sh": BROKEN})

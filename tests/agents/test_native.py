@@ -102,7 +102,7 @@ def check_exact(trajectory: Trajectory, backend: Replies) -> None:
     ids, ends = sequence.token_ids_L, sequence.span_end_S
     for prompt in backend.prompts:
         np.testing.assert_array_equal(prompt, ids[: len(prompt)])
-    for prompt, completion in zip(backend.prompts, backend.said, strict=False):
+    for prompt, completion in zip(backend.prompts, backend.completions, strict=False):
         np.testing.assert_array_equal(
             ids[len(prompt) : len(prompt) + len(completion.token_ids_C)], completion.token_ids_C
         )
@@ -115,7 +115,7 @@ def check_exact(trajectory: Trajectory, backend: Replies) -> None:
     spans = [
         ids[start:end] for start, end, kept in zip(starts, ends, is_sampled, strict=True) if kept
     ]
-    sampled_ids = [completion.token_ids_C for completion in backend.said]
+    sampled_ids = [completion.token_ids_C for completion in backend.completions]
     np.testing.assert_array_equal(np.concatenate([*spans, []]), np.concatenate([*sampled_ids, []]))
 
 
@@ -150,7 +150,7 @@ def test_ids_are_exact_whatever_is_sampled(
         )
     )
     check_exact(trajectory, backend)
-    turns = zip(backend.prompts, backend.said, backend.prompts[1:], strict=False)
+    turns = zip(backend.prompts, backend.completions, backend.prompts[1:], strict=False)
     for number, (earlier, completion, later) in enumerate(turns):
         outputs = [
             message
@@ -161,7 +161,7 @@ def test_ids_are_exact_whatever_is_sampled(
         np.testing.assert_array_equal(
             later, np.concatenate([earlier, completion.token_ids_C, bridge])
         )
-    assert len(trajectory.turns) == len(backend.said)
+    assert len(trajectory.turns) == len(backend.completions)
 
 
 async def test_a_good_attempt_leaves_everything() -> None:
@@ -234,7 +234,7 @@ async def test_budgets_of_the_policy_leave_an_artifact(
     assert trajectory.failure.failure_class is FailureClass.POLICY
     assert trajectory.artifact
     assert len(trajectory.sequences[0].token_ids_L) <= limits.max_tokens
-    assert len(trajectory.turns) == len(backend.said)
+    assert len(trajectory.turns) == len(backend.completions)
 
 
 async def test_an_output_that_no_room_can_hold_is_not_rendered() -> None:
@@ -267,8 +267,8 @@ async def test_an_answer_that_repeats_itself_is_the_policys(name: str) -> None:
         trajectory = await NativeAgent().run(made)
         check_exact(trajectory, backend)
         assert trajectory.failure.failure_class.trains, trajectory.failure.message
-        assert backend.said[0].finish_reason is FinishReason.STOP
-        assert sum(len(completion.token_ids_C) for completion in backend.said) > 10_000
+        assert backend.completions[0].finish_reason is FinishReason.STOP
+        assert sum(len(completion.token_ids_C) for completion in backend.completions) > 10_000
 
 
 async def test_the_deadline_cuts_a_model_call_and_keeps_the_turns_and_the_artifact() -> None:

@@ -98,7 +98,7 @@ async def test_a_loop_of_ones_own_mends_a_repository_in_a_sandbox_without_networ
     played = await play(get_env("swe"), calc, backend, boxes=isolated(), agent=agent)
     assert played.reward == 1.0
     (sequence,) = played.trajectory.sequences
-    assert sum(map(len, [completion.token_ids_C for completion in backend.said])) == len(
+    assert sum(map(len, [completion.token_ids_C for completion in backend.completions])) == len(
         sequence.logprobs_C
     )
 

@@ -58,7 +58,9 @@ def test_a_reply_of_the_env_is_a_user_message_of_context_tokens() -> None:
     assert [m.turn for m in responses] == [0, 1, 3]
     assert [m.content.split()[:2] for m in responses[1:]] == [["1:", "higher"], ["2:", "higher"]]
     (sequence,) = played.sequences
-    for message, completion in zip(responses[1:], (backend.said[0], backend.said[2]), strict=True):
+    for message, completion in zip(
+        responses[1:], (backend.completions[0], backend.completions[2]), strict=True
+    ):
         bridge = RENDERER.bridge(completion.token_ids_C, [message])
         starts = np.concatenate([[0], sequence.span_end_S[:-1]])
         spans = [

@@ -239,10 +239,10 @@ async def test_conversations_side_by_side_and_forks_are_sequences_that_train_onc
     assert branch.parent == main.segment
     assert [s.weight for s in (main, branch)] == [0.5, 0.5]
     total = sum(len(s.logprobs_C) for s in trajectory.sequences)
-    assert total == sum(len(completion.token_ids_C) for completion in backend.said)
+    assert total == sum(len(completion.token_ids_C) for completion in backend.completions)
     by_turn = {turn.turn: turn for turn in trajectory.turns}
     assert [by_turn[turn].completion_tokens for turn in range(2)] == [4, 5]
-    for prompt, completion in zip(backend.prompts, backend.said, strict=True):
+    for prompt, completion in zip(backend.prompts, backend.completions, strict=True):
         whole = np.concatenate([prompt, completion.token_ids_C])
         ids = [s.token_ids_L for s in trajectory.sequences]
         assert any(np.array_equal(whole, sequence_ids[: len(whole)]) for sequence_ids in ids)
@@ -379,7 +379,7 @@ async def test_what_an_agent_does_to_its_process_ends_its_own_attempt(
         drive(agents, "Asks", attempt_context), drive(agents, "Loop", context(honest))
     )
     assert (innocent.failure.code, innocent.artifact) == (FailureCode.NONE, b"#### 24")
-    assert guilty.turns[0].completion_tokens == len(backend.said[0].token_ids_C)
+    assert guilty.turns[0].completion_tokens == len(backend.completions[0].token_ids_C)
     if not SINS[how]:
         assert (guilty.failure.code, guilty.artifact) == (FailureCode.NONE, b"two")
         return
@@ -402,7 +402,7 @@ async def test_an_agent_that_was_killed_from_outside_goes_on_from_its_journal(
     )
     trajectory = await drive(agents, name, attempt_context)
     assert (trajectory.failure.code, trajectory.artifact) == (FailureCode.NONE, b"two")
-    assert len(trajectory.turns) == len(backend.said)
+    assert len(trajectory.turns) == len(backend.completions)
     if name == "Once":
         check_exact(trajectory, backend)
 

@@ -99,7 +99,7 @@ async def test_a_loop_of_calls_is_a_single_sequence_of_exact_ids() -> None:
             messages.append({"role": "tool", "tool_call_id": call_id, "content": "a.py"})
     assert choice["message"]["content"] == "done"
     (sequence,) = at.sampler.record.sequences
-    for prompt, completion in zip(backend.prompts, backend.said, strict=True):
+    for prompt, completion in zip(backend.prompts, backend.completions, strict=True):
         end = len(prompt) + len(completion.token_ids_C)
         np.testing.assert_array_equal(sequence.token_ids_L[: len(prompt)], prompt)
         np.testing.assert_array_equal(
@@ -366,7 +366,7 @@ async def test_what_is_long_is_rendered_in_a_helper_to_the_same_ids() -> None:
     first = RENDERER.prompt([Message(role="user", content=texts[0])], tools)
     np.testing.assert_array_equal(backend.prompts[0], first)
     result = Message(role="tool", name="bash", content=texts[1])
-    bridge = RENDERER.bridge(backend.said[0].token_ids_C, [result])
+    bridge = RENDERER.bridge(backend.completions[0].token_ids_C, [result])
     np.testing.assert_array_equal(backend.prompts[1][-len(bridge) :], bridge)
     assert counted == len(RENDERER.prompt([Message(role="user", content=texts[0])], ()))
 

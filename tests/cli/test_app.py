@@ -75,7 +75,10 @@ def test_the_help_of_a_command_has_its_examples(capsys: pytest.CaptureFixture[st
         (["eval", "--tasks", "t", "--eval-s", "9"], "--set run.limits.eval_s=9"),
         (["eval", "--tasks", "t", "--sandbox", "pyns"], "--set service.sandbox.kind=pyns"),
         (["node", "--drain", "n7", "--name", "n7"], "--drain with a join file or --name"),
-        (["node", "--drain", "n7", "--left", "9:00"], "--left with --drain; expected --root"),
+        (
+            ["node", "--drain", "n7", "--walltime", "9:00"],
+            "--walltime with --drain; expected --root",
+        ),
         (["node", "j.json", "--name", "n", "--deadline", "9"], "--deadline without --drain"),
         (["serve", "--policy", "http://127.0.0.1:9"], "add --set service.tokenizer=DIR"),
         (["run", "--tasks", "x", "--policy", "http://127.0.0.1:9"], "run.renderer.model=DIR"),

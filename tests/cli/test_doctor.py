@@ -34,8 +34,8 @@ def test_it_says_which_way_images_take(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PATH", str(tmp_path))
     check = _images()
     assert (check.level, check.what) == ("warn", "images")
-    assert "stacked by overlayfs" in check.found or "merged by hard links" in check.found
-    assert "Dockerfiles by none" in check.found
+    assert "stacked by overlayfs" in check.detail or "merged by hard links" in check.detail
+    assert "Dockerfiles by none" in check.detail
     assert "buildah" in check.fix
 
 

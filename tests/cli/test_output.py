@@ -97,7 +97,7 @@ def test_a_page_is_redrawn_where_it_stood_and_cut_to_the_terminal(tmp_path: Path
     assert "\x1b[2J" not in first
 
 
-def test_the_first_word_of_bad_news_has_a_colour_unless_nobody_wants_one(tmp_path: Path) -> None:
+def test_the_first_word_of_bad_news_has_a_colour_unless_colours_are_off(tmp_path: Path) -> None:
     script = tmp_path / "say.py"
     script.write_text(
         "from prorl.cli.output import say\n"

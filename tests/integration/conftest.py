@@ -22,7 +22,7 @@ def workers(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
-SLOW_IN_ONE_PROCESS = pytest.mark.parametrize(
+SLOW_IN_A_SINGLE_PROCESS = pytest.mark.parametrize(
     "workers",
     [pytest.param(0, marks=pytest.mark.slow), 1],
     ids=["one-process", "a-worker"],

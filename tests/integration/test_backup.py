@@ -67,7 +67,7 @@ async def test_a_backup_of_a_working_service_goes_on_elsewhere(
 
 
 @pytest.mark.parametrize("blocks", [8, 1024], ids=["log", "part"])
-def test_a_backup_without_room_is_one_line_and_leaves_no_folder(
+def test_a_backup_without_room_is_a_single_line_and_leaves_no_folder(
     tmp_path: Path, blocks: int
 ) -> None:
     """Files of more than `blocks` KiB are refused, as a full disk refuses them: the copy of the

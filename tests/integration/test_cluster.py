@@ -163,7 +163,7 @@ async def test_a_slurm_job_is_a_step_that_is_requeued(tmp_path: Path) -> None:
     )
     assert f"--join {tmp_path}/join/node.json" in script
     assert f"--placer {own.folder}" in script
-    assert '--left "$(squeue -h -j $SLURM_JOB_ID -o %L)"' in script
+    assert '--walltime "$(squeue -h -j $SLURM_JOB_ID -o %L)"' in script
 
 
 def listening(pid: int) -> set[tuple[str, int]]:

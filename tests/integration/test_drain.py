@@ -167,7 +167,7 @@ async def test_a_signal_has_a_node_leave(
 async def test_a_node_knows_when_its_time_ends(tmp_path: Path, sandbox_kind: str) -> None:
     async with (
         nodes(tmp_path, sandbox_kind, "n2") as (running, _),
-        process(tmp_path, running, sandbox_kind, "--left", "24") as first,
+        process(tmp_path, running, sandbox_kind, "--walltime", "24") as first,
     ):
         await there(running, "n1")
         client = await submitted(running, SLOW)

@@ -23,13 +23,13 @@ from prorl.linux.procfs import descendants
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.verify import verify
 from prorl.types import Json
-from tests.integration.conftest import SLOW_IN_ONE_PROCESS
+from tests.integration.conftest import SLOW_IN_A_SINGLE_PROCESS
 from tests.integration.run_checks import check_complete, check_no_leftovers, rows
 
 RECIPE = {"steps": 3, "groups_per_step": 3, "n": 4, "heldout": 4, "greedy": 2, "minutes": 20}
 
 
-@SLOW_IN_ONE_PROCESS
+@SLOW_IN_A_SINGLE_PROCESS
 async def test_a_checkpoint_is_evaluated_with_the_tasks_of_two_sets_and_greedily_too(
     tmp_path: Path, workers: int
 ) -> None:

@@ -22,13 +22,13 @@ from prorl.storage.read.catalog import StoredRun
 from tests.agents.test_desk import PULL, free_port
 from tests.agents.test_guest import ASK, GRADE
 from tests.agents.test_program import LOOP
-from tests.integration.conftest import SLOW_IN_ONE_PROCESS
+from tests.integration.conftest import SLOW_IN_A_SINGLE_PROCESS
 from tests.integration.run_checks import check_complete, rows
 
 Make = Callable[..., JobPlan]
 
 
-@SLOW_IN_ONE_PROCESS
+@SLOW_IN_A_SINGLE_PROCESS
 async def test_a_program_and_a_guest_play_beside_each_other(make_plan: Make, workers: int) -> None:
     """The env `guest` brings its own agent, whatever the run's is."""
     plays = {"task_id": "noop/1", "env": "noop", "prompt": "Say anything."}
@@ -119,7 +119,7 @@ for prompt in ("main", "sub"):
     ("train", "weights"),
     [("", {"main": 1.0, "subagent": 0.0}), ("subagent", {"main": 0.5, "subagent": 0.5})],
 )
-@SLOW_IN_ONE_PROCESS
+@SLOW_IN_A_SINGLE_PROCESS
 async def test_a_run_says_which_conversations_train(
     make_plan: Make, workers: int, train: str, weights: dict[str, float]
 ) -> None:
@@ -136,7 +136,7 @@ async def test_a_run_says_which_conversations_train(
     assert {row["lineage"]: row["weight"] for row in sequences} == weights
 
 
-@SLOW_IN_ONE_PROCESS
+@SLOW_IN_A_SINGLE_PROCESS
 async def test_rows_that_wait_for_a_guest_hold_nobody_up(make_plan: Make, workers: int) -> None:
     """Twelve rows of an absent guest and two slots of RUN: the others end, then it comes."""
     data = {"guest": "absent", "answer": "42"}
@@ -169,7 +169,7 @@ async def test_rows_that_wait_for_a_guest_hold_nobody_up(make_plan: Make, worker
     check_complete(plan.directory, 16)
 
 
-@SLOW_IN_ONE_PROCESS
+@SLOW_IN_A_SINGLE_PROCESS
 async def test_the_script_of_the_page_is_an_agent(
     make_plan: Make, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,8 +141,8 @@ def test_each_new_part_works_as_it_stands(
     project = tomllib.loads((tmp_path / "letters/pyproject.toml").read_text())["project"]
     with installed(tmp_path / "letters", "letters", {}, project["entry-points"], monkeypatch):
         assert "2 passed" in _output(tmp_path, "pytest", "-q", "letters")
-        said = prorl("check", "letters/tasks.jsonl", "--sandbox", sandbox_kind)
-        assert "1 tasks: oracle 1, no-op 0, twice the same" in said
+        output = prorl("check", "letters/tasks.jsonl", "--sandbox", sandbox_kind)
+        assert "1 tasks: oracle 1, no-op 0, twice the same" in output
 
 
 def _output(folder: Path, *argv: str) -> str:

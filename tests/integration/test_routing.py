@@ -26,7 +26,7 @@ from prorl.types import Json, Task
 from tests.backends.pool_rollouts import TEXT_ONLY_AGENT
 from tests.backends.sglang_server import SglangServer, experts
 from tests.client.replay_process import served
-from tests.integration.conftest import SLOW_IN_ONE_PROCESS
+from tests.integration.conftest import SLOW_IN_A_SINGLE_PROCESS
 from tests.integration.services import settings
 
 GROUPS, SIBLINGS, EXPERTS = 3, 2, 300
@@ -68,7 +68,7 @@ def submit(client: Client, run: str, **more: Json) -> None:
 
 
 @pytest.mark.timeout(180)
-@SLOW_IN_ONE_PROCESS
+@SLOW_IN_A_SINGLE_PROCESS
 async def test_from_the_server_to_the_trainer(
     workers: int, tmp_path: Path, sandbox_kind: str
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 from prorl.cli.job import JobPlan
 from prorl.cli.run_job import run_plan
 from prorl.types import Json
-from tests.integration.conftest import SLOW_IN_ONE_PROCESS
+from tests.integration.conftest import SLOW_IN_A_SINGLE_PROCESS
 from tests.integration.run_checks import check_complete, rows
 
 Make = Callable[..., JobPlan]
@@ -25,7 +25,7 @@ def _rows() -> list[dict[str, Json]]:
     return [orjson.loads(line) for line in TASKS.read_text().splitlines()]
 
 
-@SLOW_IN_ONE_PROCESS
+@SLOW_IN_A_SINGLE_PROCESS
 async def test_the_reference_resolves_every_task(make_plan: Make, workers: int) -> None:
     plan = make_plan(_rows(), f"service.workers={workers}", policy="oracle")
     assert await run_plan(plan, json=True) == 0

@@ -43,7 +43,7 @@ async def test_a_tracker_that_fails_is_reported_once_and_costs_nothing_else(tmp_
 
 
 @pytest.mark.skipif(IS_INSTALLED, reason="wandb is installed: it cannot be missed")
-def test_a_run_whose_tracker_has_no_package_is_refused_before_it_exists(
+def test_a_run_with_a_tracker_without_its_package_is_refused_before_it_exists(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["run", "--tasks", "arith:train?n=1", "--set", "run.track=[wandb]"]

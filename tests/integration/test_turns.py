@@ -21,7 +21,7 @@ from prorl.protocols import Renderer
 from prorl.renderer.load import make_renderer
 from prorl.types import Message, SpanKind, Task, ToolSpec
 from tests.envs import guessing_env
-from tests.integration.conftest import SLOW_IN_ONE_PROCESS
+from tests.integration.conftest import SLOW_IN_A_SINGLE_PROCESS
 from tests.integration.run_checks import check_complete, rows
 from tests.integration.services import settings
 from tests.integration.test_stream import read, replay
@@ -30,7 +30,7 @@ ENV = f"{guessing_env.__file__}:Guessing"
 GROUPS, N = 3, 2
 
 
-@SLOW_IN_ONE_PROCESS
+@SLOW_IN_A_SINGLE_PROCESS
 async def test_what_an_env_says_is_context_and_a_replay_is_equal(
     tmp_path: Path, workers: int, sandbox_kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

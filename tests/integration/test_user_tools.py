@@ -12,7 +12,7 @@ import pytest
 from prorl.cli.job import JobPlan
 from prorl.cli.run_job import run_plan
 from prorl.errors import TaskError
-from tests.integration.conftest import SLOW_IN_ONE_PROCESS
+from tests.integration.conftest import SLOW_IN_A_SINGLE_PROCESS
 from tests.integration.run_checks import check_complete, rows
 from tests.user_package import installed
 
@@ -78,7 +78,7 @@ POINTS = {
 }
 
 
-@SLOW_IN_ONE_PROCESS
+@SLOW_IN_A_SINGLE_PROCESS
 async def test_a_users_env_and_tool_work_through_the_service(
     make_plan: Callable[..., JobPlan],
     workers: int,

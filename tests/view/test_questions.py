@@ -203,7 +203,7 @@ def test_a_question_is_answered_by_clicks(
     assert asker.clicks <= 5
 
 
-def test_a_failed_judge_is_found_and_explained_in_three_clicks(tmp_path: Path) -> None:
+def test_a_failed_judge_is_located_and_explained_in_three_clicks(tmp_path: Path) -> None:
     """It also leaves a comparison before that is there, which is no error."""
     KINDS["faulty"](tmp_path / "r")
     make_run(tmp_path / "s", 64, 1)

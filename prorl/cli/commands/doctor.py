@@ -76,7 +76,7 @@ def doctor(
         if not json:
             names = f"{finding.level:<5} {finding.what:<17} "
             fix = f"  -> {finding.fix}" if finding.fix else ""
-            say(f"{names}{clean(finding.found)}{fix}", indent=len(names))
+            say(f"{names}{clean(finding.detail)}{fix}", indent=len(names))
     if json:
         say_json([finding._asdict() for finding in findings])
     return 1 if any(finding.level == "fail" for finding in findings) else 0

@@ -30,7 +30,7 @@ def node(
     name: str = "",
     root: Path | None = None,
     advertise: str = "",
-    left: str = "",
+    walltime: str = "",
     drain: str = "",
     deadline: str = "",
     no_wait: Flag = False,
@@ -60,8 +60,8 @@ def node(
     advertise
         Address at which the service reaches this host. Default: the local address used
         to reach the service.
-    left
-        Walltime that is left, as `squeue -h -j $SLURM_JOB_ID -o %L` prints it: the node leaves
+    walltime
+        Remaining walltime, as `squeue -h -j $SLURM_JOB_ID -o %L` prints it: the node leaves
         early enough to finish its rollouts.
     drain
         Name of the node that should leave, as `prorl status` shows it.
@@ -74,7 +74,7 @@ def node(
     if drain:
         if join or name:
             raise UserError("--drain with a join file or --name", "the node's name after --drain")
-        others = {"advertise": advertise, "left": left, "config": config, "set": set_}
+        others = {"advertise": advertise, "walltime": walltime, "config": config, "set": set_}
         if alien := {name for name, value in others.items() if value}:
             raise UserError(
                 f"--{min(alien)} with --drain", "--root or --url, --deadline, --no-wait"
@@ -96,7 +96,7 @@ def node(
     values = {**job.service, "node_id": name, "advertise": advertise}
     with scratch(root, name) as folder:
         settings = service_settings(values, folder, "")
-        return asyncio.run(_work(Join.read(join), settings, seconds(left)))
+        return asyncio.run(_work(Join.read(join), settings, seconds(walltime)))
 
 
 @contextmanager

@@ -173,17 +173,19 @@ def settings_of(schema: Json) -> list[Setting]:
                 for choice in choices
                 if "$ref" in choice
             ]
-            nested = [one for one in inner if "properties" in one]
+            nested = [choice for choice in inner if "properties" in choice]
             if nested:
-                sections += [(f"{prefix}{name}.", one) for one in nested]
+                sections += [(f"{prefix}{name}.", choice) for choice in nested]
             else:
                 settings.append(_setting(prefix + name, field, inner))
     return settings
 
 
 def _setting(key: str, field: Json, inner: list[Json]) -> Setting:
-    choices = [one for one in (*field.get("anyOf", (field,)), *inner) if one.get("type") != "null"]
-    types = [_type(one) for one in choices if "$ref" not in one]
+    choices = [
+        choice for choice in (*field.get("anyOf", (field,)), *inner) if choice.get("type") != "null"
+    ]
+    types = [_type(choice) for choice in choices if "$ref" not in choice]
     default = orjson.dumps(field["default"]).decode() if "default" in field else ""
     meaning = " ".join(field.get("description", "").split()).replace("|", "\\|")
     return Setting(key, " or ".join(dict.fromkeys(types)), default and f"`{default}`", meaning)

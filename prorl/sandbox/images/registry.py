@@ -198,7 +198,7 @@ class Registry:
         Whatever is still in it at the end is removed, by us or by whoever comes after our death.
         """
         folder = self.root / "work" / secrets.token_hex(8)
-        with locks.held(folder.with_suffix(".new"), wait=True):
+        with locks.locked(folder.with_suffix(".new"), wait=True):
             # seen by others only when it is locked
             folder.with_suffix(".new").rename(folder.with_suffix(".lock"))
             folder.mkdir()
@@ -371,12 +371,12 @@ class Registry:
 
         Raises BlockingIOError when others have it and we shall not `wait`.
         """
-        return locks.held(self.root / "locks" / digest, shared=shared, wait=wait)
+        return locks.locked(self.root / "locks" / digest, shared=shared, wait=wait)
 
     def _sweep(self) -> None:
         for lock in (self.root / "work").glob("*.lock"):
             try:
-                with locks.held(lock):
+                with locks.locked(lock):
                     remove_tree(str(lock.with_suffix("")))
                     lock.unlink(missing_ok=True)
             except BlockingIOError:

@@ -140,12 +140,12 @@ class ProxyRules:
                 return
             self._closed_until = now + CLOSED_TTL_S
             targets = list(self._closed)
-            answers = await asyncio.gather(*map(self._known_addresses, targets))
+            answers = await asyncio.gather(*map(self._cached_addresses, targets))
             for target, addresses in zip(targets, answers, strict=True):
                 if target in self._closed:
                     self._closed[target] = addresses
 
-    async def _known_addresses(self, target: Target) -> Sequence[Address]:
+    async def _cached_addresses(self, target: Target) -> Sequence[Address]:
         try:
             return await self.resolve(*target)
         except ProxyReplyError:
