@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prorl.errors import BackendError
-from prorl.types import UNKNOWN_VERSION, Completion, FailureCode, FinishReason, Trouble
+from prorl.types import UNKNOWN_VERSION, BackendFault, Completion, FailureCode, FinishReason
 
 if TYPE_CHECKING:
     from prorl.types import Int32
@@ -45,7 +45,7 @@ def check_age(completion: Completion, oldest: int) -> None:
         raise BackendError(
             FailureCode.BACKEND_UNAVAILABLE,
             f"{completion.backend or 'backend'} serves version {served}, older than {oldest}",
-            Trouble.BEHIND,
+            BackendFault.BEHIND,
         )
 
 

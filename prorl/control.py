@@ -38,11 +38,11 @@ from prorl.filters import GroupMember
 from prorl.schema import CONTROL, check_version
 from prorl.types import (
     AttemptKey,
+    BackendFault,
     FailureClass,
     FailureCode,
     RolloutState,
     RunWeights,
-    Trouble,
 )
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -323,7 +323,7 @@ class Failover(Request[Assigned], frozen=True, kw_only=True):
     attempt: AttemptKey
     backend: str
     """That went wrong; asked again, what stands is answered."""
-    trouble: Trouble
+    trouble: BackendFault
     message: str = ""
     faults: Count = 1
     """Calls that went wrong alike, of this worker's last `calls` to that backend."""
@@ -461,7 +461,7 @@ class PartPublished(Request[Done], frozen=True, kw_only=True):
     commit_seq: int
 
 
-class Disowned(Request[Done], frozen=True, kw_only=True):
+class RunRejected(Request[Done], frozen=True, kw_only=True):
     """(run): its directory is not the one that the log tells of; nothing of it can be stored."""
 
     kind, reply = Kind.DISOWNED, Done

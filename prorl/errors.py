@@ -38,7 +38,7 @@ from traceback import walk_tb
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from prorl.states import FailureCode, Trouble
+    from prorl.states import BackendFault, FailureCode
 
 
 class ProrlError(Exception):
@@ -154,7 +154,7 @@ class BackendError(RolloutError):
         self,
         code: FailureCode,
         message: str,
-        trouble: Trouble | None = None,
+        trouble: BackendFault | None = None,
         retry_after_s: float = 0.0,
     ) -> None:
         super().__init__(code, message)

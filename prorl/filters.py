@@ -25,13 +25,13 @@ class Filter:
     rates: tuple[float, float] = (0.0, 1.0)
     """It keeps no group whose mean reward, cut to 0 ... 1, is outside of them."""
 
-    def hopeless(self, rewards: Sequence[float], living: int) -> bool:
+    def cannot_be_kept(self, rewards: Sequence[float], living: int) -> bool:
         """Returns whether a group is dropped whatever `living` members do; `rewards`: of valid ones
         so far.
 
-        >>> find_filter("dapo").hopeless([1.0], 1), find_filter("dapo").hopeless([], 1)
+        >>> find_filter("dapo").cannot_be_kept([1.0], 1), find_filter("dapo").cannot_be_kept([], 1)
         (False, True)
-        >>> find_filter("pass_rate:0.2-0.8").hopeless([1.0] * 7, 1)
+        >>> find_filter("pass_rate:0.2-0.8").cannot_be_kept([1.0] * 7, 1)
         True
         """
         most = len(rewards) + living

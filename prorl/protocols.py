@@ -255,7 +255,7 @@ class Sandbox(Protocol):
 
 
 @runtime_checkable
-class Listens(Protocol):
+class SupportsListen(Protocol):
     """Describes what a Sandbox has besides, in which a program may call us."""
 
     async def listen(self) -> socket.socket:
@@ -363,7 +363,7 @@ class CachedWorkspace(Protocol):
 
 
 @runtime_checkable
-class Verifies(Protocol):
+class SupportsTaskVerification(Protocol):
     """Optional: an Env whose tasks can be wrong in ways that only a sandbox shows."""
 
     async def verify(self, task: Task, sandbox: Sandbox, deadline: Deadline) -> None:
@@ -406,7 +406,7 @@ class Responds(Protocol):
 
 
 @runtime_checkable
-class BringsAgent(Protocol):
+class ProvidesAgent(Protocol):
     """Optional: an Env whose tasks are played by an agent that it names itself."""
 
     agent: str

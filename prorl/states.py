@@ -165,7 +165,7 @@ class FailureCode(StrEnum):
     """Enough of its siblings had ended, and the time that the others were given was over."""
 
 
-class Trouble(StrEnum):
+class BackendFault(StrEnum):
     """Says what is wrong with a model server, as evidence for its health."""
 
     REFUSED = "refused"

@@ -38,12 +38,12 @@ from prorl.limits import Deadline
 from prorl.network_policy import sandbox_spec
 from prorl.protocols import (
     Backend,
-    BringsAgent,
     CachedWorkspace,
     Env,
+    ProvidesAgent,
     Sandbox,
     ScoresInPlace,
-    Verifies,
+    SupportsTaskVerification,
 )
 from prorl.renderer import ChatMLRenderer
 from prorl.tokenizer import ByteTokenizer
@@ -127,7 +127,7 @@ async def play(
     boxes, limits = boxes or _local, limits or RolloutLimits()
     async with AsyncExitStack() as stack:
         sandbox = await stack.enter_async_context(prepared_box(env, task, Stage.RUN, boxes, agent))
-        driver = get_agent(env.agent if isinstance(env, BringsAgent) else agent)
+        driver = get_agent(env.agent if isinstance(env, ProvidesAgent) else agent)
         trajectory = await driver.run(_context(env, task, backend, sandbox, limits))
         if not trajectory.failure.failure_class.trains:
             raise RolloutError(trajectory.failure.code, trajectory.failure.message)
@@ -167,11 +167,11 @@ def _context(
 
 
 async def verify(env: Env, task: Task, *, boxes: Boxes | None = None, limit_s: float = 600) -> None:
-    """Try the task itself, where its env can do that (`prorl.protocols.Verifies`). Raises
-    TaskError, RolloutError.
+    """Try the task itself, where its env can do that (`prorl.protocols.SupportsTaskVerification`).
+    Raises TaskError, RolloutError.
     """
     env.check(task)
-    if isinstance(env, Verifies):
+    if isinstance(env, SupportsTaskVerification):
         async with prepared_box(env, task, Stage.EVAL, boxes or _local) as sandbox:
             assert sandbox is not None
             await env.verify(task, sandbox, Deadline(limit_s))

@@ -25,6 +25,7 @@ from annotated_types import Len
 
 from prorl.states import FAILURE_CLASS as FAILURE_CLASS
 from prorl.states import UNSCORED as UNSCORED
+from prorl.states import BackendFault as BackendFault
 from prorl.states import FailureClass as FailureClass
 from prorl.states import FailureCode as FailureCode
 from prorl.states import FinishReason as FinishReason
@@ -33,7 +34,6 @@ from prorl.states import Lineage as Lineage
 from prorl.states import RolloutState as RolloutState
 from prorl.states import Stage as Stage
 from prorl.states import StopReason as StopReason
-from prorl.states import Trouble as Trouble
 
 if TYPE_CHECKING:
     import numpy as np

@@ -25,7 +25,7 @@ from prorl.limits import Clock
 from prorl.protocols import Backend
 from prorl.renderer.apart import AnyRenderer
 from prorl.timing import now
-from prorl.types import FailureCode, Trouble
+from prorl.types import BackendFault, FailureCode
 from prorl.waits import wait_limit_s
 
 OPEN_S = wait_limit_s("server.open")
@@ -112,7 +112,7 @@ class Backends:
         self._updated = asyncio.Event()
         if not has_key:
             self._updated.set()
-        self._calls: dict[str, deque[Trouble | None]] = {}
+        self._calls: dict[str, deque[BackendFault | None]] = {}
         self._flows: dict[str, Flow] = {}
         self._answered: dict[str, float] = {}
         """When the last call began that got a token."""
@@ -151,7 +151,7 @@ class Backends:
             raise BackendError(
                 FailureCode.BACKEND_UNAVAILABLE,
                 f"{url} did not answer within {OPEN_S:g} s",
-                Trouble.SILENT,
+                BackendFault.SILENT,
             ) from None
 
     async def close(self) -> None:
@@ -219,12 +219,12 @@ class Backends:
     def _flow(self, url: str) -> Flow:
         return self._flows.setdefault(url, Flow())
 
-    def note(self, url: str, trouble: Trouble | None, retry_after_s: float = 0.0) -> Faults:
+    def note(self, url: str, trouble: BackendFault | None, retry_after_s: float = 0.0) -> Faults:
         if not is_server(url):
             return Faults(0, 0)
         if trouble is None:
             self._flow(url).well()
-        elif trouble is Trouble.BUSY:
+        elif trouble is BackendFault.BUSY:
             self._flow(url).busy(self.clock(), retry_after_s, random.random())
         calls = self._calls.setdefault(url, deque(maxlen=LAST_CALLS))
         calls.append(trouble)

@@ -141,7 +141,7 @@ class ChainedStage:
         self.stage.drain()
         self.stage.cancel_all()
         try:
-            leave_s = END_S if self.stage.is_acked_later else LEAVE_S
+            leave_s = END_S if self.stage.acks_on_commit else LEAVE_S
             await asyncio.wait_for(self.stage.wait_empty(), leave_s)
         except TimeoutError:
             log.debug("%s ends with %d rows in hand", self._stage, len(self.stage.in_hand()))
@@ -162,7 +162,7 @@ class ChainedStage:
         """Wait until asked to leave and free to: nothing is in hand, or nobody is there for it."""
         await self._draining.wait()
         # what RUN has finished is scored first
-        while self.stage.is_acked_later and self._inlet.num_upstreams:
+        while self.stage.acks_on_commit and self._inlet.num_upstreams:
             await asyncio.sleep(LOOK_S)
         while num_in_hand := len(self.stage.in_hand()):
             alone_s = self._control.alone_s
@@ -180,11 +180,11 @@ class ChainedStage:
         at once, since RUN begins nothing that it could not end. Finished rows wait for the store;
         EVAL goes last. The earliest of several deadlines counts.
         """
-        if not self.stage.is_acked_later:
+        if not self.stage.acks_on_commit:
             self.stage.drain()
-        if self.stage.gives_once:
+        if self.stage.is_at_most_once:
             self.stage.give_back()
-        elif not self.stage.is_acked_later and deadline_s is not None:
+        elif not self.stage.acks_on_commit and deadline_s is not None:
             asyncio.get_running_loop().call_later(deadline_s, self.stage.give_back)
         self._draining.set()
 

@@ -37,7 +37,14 @@ from prorl.errors import (
 from prorl.limits import Clock, Deadline
 from prorl.network_policy import NetworkPolicy, sandbox_spec
 from prorl.plugins import version_of
-from prorl.protocols import CachedWorkspace, Env, Sandbox, SandboxHost, ScoresInPlace, Verifies
+from prorl.protocols import (
+    CachedWorkspace,
+    Env,
+    Sandbox,
+    SandboxHost,
+    ScoresInPlace,
+    SupportsTaskVerification,
+)
 from prorl.schema.columns import (
     read_failure,
     read_key,
@@ -49,11 +56,11 @@ from prorl.schema.columns import (
 from prorl.schema.rows import Added, Row
 from prorl.stages.operator import (
     StageOperator,
-    goes_on,
     needs_sandbox,
     owner_of,
     prepare,
     refusals_of,
+    uncancel_if_attempt_cancelled,
 )
 from prorl.task_json import task_to_json
 from prorl.timing import now
@@ -125,7 +132,9 @@ class Verified:
         The sandbox belongs to `owner`, which ends it if this is cancelled; `limit_s` is for one
         trial.
         """
-        if sandbox_spec(env, task, Stage.EVAL) is None or not isinstance(env, Verifies):
+        if sandbox_spec(env, task, Stage.EVAL) is None or not isinstance(
+            env, SupportsTaskVerification
+        ):
             return
         trial = self._trial(task)
         async with trial.lock:
@@ -175,7 +184,7 @@ class Verified:
         spec: SandboxSpec,
         limit_s: float,
     ) -> None:
-        assert isinstance(env, Verifies)
+        assert isinstance(env, SupportsTaskVerification)
         try:
             if isinstance(env, CachedWorkspace):
                 await prepare(self._host, env, task, spec, sandbox)
@@ -240,7 +249,7 @@ class EvalOperator(StageOperator):
         except UserError as error:
             failure = Failure(code=FailureCode.BAD_TASK, message=str(error))
         except asyncio.CancelledError:
-            if not goes_on(self._is_cancelled(key)):
+            if not uncancel_if_attempt_cancelled(self._is_cancelled(key)):
                 raise
             failure = Failure(code=FailureCode.CANCELLED)
         eval_s = self._clock() - began

@@ -31,12 +31,12 @@ from prorl.renderer.apart import AnyRenderer
 from prorl.stages.backends import Backends
 from prorl.types import (
     AttemptKey,
+    BackendFault,
     Completion,
     FailureCode,
     GenerateRequest,
     PolicyVersion,
     RunWeights,
-    Trouble,
 )
 from prorl.waits import wait_limit_s
 
@@ -62,11 +62,11 @@ CurrentWeights = Callable[[], tuple[PolicyVersion, RunWeights | None]]
 Count = Callable[[Completion], None]
 
 _TROUBLE = {
-    FailureCode.BACKEND_UNAVAILABLE: Trouble.REFUSED,
-    FailureCode.BACKEND_PROTOCOL: Trouble.MALFORMED,
+    FailureCode.BACKEND_UNAVAILABLE: BackendFault.REFUSED,
+    FailureCode.BACKEND_PROTOCOL: BackendFault.MALFORMED,
 }
-_REPEATS = frozenset({Trouble.ERROR, Trouble.MALFORMED})
-_WORTHLESS = frozenset({Trouble.MALFORMED, Trouble.BEHIND})
+_REPEATS = frozenset({BackendFault.ERROR, BackendFault.MALFORMED})
+_WORTHLESS = frozenset({BackendFault.MALFORMED, BackendFault.BEHIND})
 """Replies worth nothing from their first token on: they contradict themselves, or are old."""
 
 
@@ -149,7 +149,7 @@ class Routed:
         self._prompt_tokens = len(request.prompt_ids_L)
         remaining_s = self._deadline.remaining_s
         try:
-            completion = await self._attend(routed)
+            completion = await self._await_with_timeouts(routed)
             check_age(completion, request.min_version)
         except BackendError as error:
             self._lost = self._report(error, request)
@@ -190,10 +190,10 @@ class Routed:
         )
         self._backends.count(self.name, self._key.run_id, call)
 
-    async def _attend(self, request: GenerateRequest) -> Completion:
+    async def _await_with_timeouts(self, request: GenerateRequest) -> Completion:
         url = self.name
         if not is_server(url):  # never silent, never out
-            return await self._hear_out(url, request)
+            return await self._await_local(url, request)
         if self._backends.dead_since(url) is not None:
             raise self._silence(f"{url} is out")
         await self._until_free(url)
@@ -205,9 +205,9 @@ class Routed:
                 await self._until_done(work, url, request)
             return work.result()
         finally:
-            self._stand_still("paused", False)
-            self._stand_still("silent", False)
-            self._stand_still("moving", False)
+            self._pause_deadline("paused", False)
+            self._pause_deadline("silent", False)
+            self._pause_deadline("moving", False)
             if not work.done():
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
@@ -217,16 +217,18 @@ class Routed:
         began = self._clock()
         try:
             while (wait_s := self._backends.wait_s(url)) > 0.0:
-                self._stand_still("busy", True)
+                self._pause_deadline("busy", True)
                 busy_s = self._clock() - began
                 if busy_s >= self._wait_s:
                     message = f"{url} was busy for {busy_s:.0f} s"
-                    raise BackendError(FailureCode.BACKEND_UNAVAILABLE, message, Trouble.DECLINED)
+                    raise BackendError(
+                        FailureCode.BACKEND_UNAVAILABLE, message, BackendFault.DECLINED
+                    )
                 if self._backends.dead_since(url) is not None:
                     raise self._silence(f"{url} is out")
                 await asyncio.sleep(min(wait_s, 1.0))
         finally:
-            self._stand_still("busy", False)
+            self._pause_deadline("busy", False)
 
     async def _until_done(
         self, work: asyncio.Task[Completion], url: str, request: GenerateRequest
@@ -270,7 +272,7 @@ class Routed:
                 self._lost = self._request.lost
                 raise silence
             self._request, self._received_at = None, self._clock()
-        self._stand_still("moving", self._request is not None)
+        self._pause_deadline("moving", self._request is not None)
 
     def _is_overtaken(self) -> bool:
         return self._backends.overtook(self.name, self._began_at)
@@ -288,14 +290,14 @@ class Routed:
                 lost.trouble,
             ) from None
 
-    async def _hear_out(self, url: str, request: GenerateRequest) -> Completion:
+    async def _await_local(self, url: str, request: GenerateRequest) -> Completion:
         """Wait for a backend that is no server; `look` hears of its pauses."""
-        self._stand_still("paused", self._backends.is_paused(url))
+        self._pause_deadline("paused", self._backends.is_paused(url))
         try:
             with self._backends.watch(url, self):
                 return await self._sample(url, request)
         finally:
-            self._stand_still("paused", False)
+            self._pause_deadline("paused", False)
 
     async def _sample(self, url: str, request: GenerateRequest) -> Completion:
         return await (await self._backends.get(url, self._renderer)).generate(request)
@@ -303,11 +305,11 @@ class Routed:
     def _patience_s(self, url: str) -> float:
         """Seconds until this must be looked at again. Raises BackendError: waiting is in vain."""
         paused = self._backends.is_paused(url)
-        self._stand_still("paused", paused)
+        self._pause_deadline("paused", paused)
         silent_s, dead_at = self._clock() - self._received_at, self._backends.dead_since(url)
         if dead_at is not None and silent_s >= STILL_S:
             raise self._silence(f"{url} is out, and gave no token for {silent_s:.1f} s")
-        self._stand_still("silent", silent_s >= SILENT_S)
+        self._pause_deadline("silent", silent_s >= SILENT_S)
         limit_s = BETWEEN_S
         if self._part is None:
             limit_s = self._patience_for_first_s(silent_s, paused)
@@ -330,17 +332,17 @@ class Routed:
 
     @staticmethod
     def _silence(message: str) -> BackendError:
-        return BackendError(FailureCode.BACKEND_UNAVAILABLE, message, Trouble.SILENT)
+        return BackendError(FailureCode.BACKEND_UNAVAILABLE, message, BackendFault.SILENT)
 
     def look(self) -> None:
-        self._stand_still("paused", self._backends.is_paused(self.name))
+        self._pause_deadline("paused", self._backends.is_paused(self.name))
         self._news.set()
 
     def _hear(self, part: Completion, request: GenerateRequest) -> None:
         self._part = part
         self._received_at = self._clock()
         self._backends.answered(self.name, self._began_at)
-        self._stand_still("silent", False)
+        self._pause_deadline("silent", False)
         if request.on_part is not None:
             request.on_part(part)
 
@@ -359,7 +361,7 @@ class Routed:
                 )
             )
 
-    def _stand_still(self, reason: str, still: bool) -> None:
+    def _pause_deadline(self, reason: str, still: bool) -> None:
         if still and reason == "silent" and reason not in self._reasons:
             self._deadline.give_back(SILENT_S)
         (self._reasons.add if still else self._reasons.discard)(reason)
@@ -374,7 +376,7 @@ class Routed:
         trouble = error.trouble or _TROUBLE.get(error.code)
         if self._ask is None or trouble is None or not is_server(self.name):
             return None
-        if trouble is Trouble.DECLINED:
+        if trouble is BackendFault.DECLINED:
             return None
         faults, calls = self._backends.note(self.name, trouble, error.retry_after_s)
         return Failover(
@@ -392,7 +394,7 @@ class Routed:
         awaited, also where the call was answered after all: the gateway counts on its reply. Raises
         BackendError.
         """
-        self._stand_still("moving", True)
+        self._pause_deadline("moving", True)
         try:
             if self._request is None:
                 assert self._lost is not None
@@ -403,7 +405,7 @@ class Routed:
             else:
                 self.name = (await self._request.reply).backend
         finally:
-            self._stand_still("moving", False)
+            self._pause_deadline("moving", False)
             if self._request is not None:
                 self._request.reply.cancel()
                 self._request = None

@@ -43,7 +43,7 @@ from prorl.protocols import Operator
 from prorl.schema.columns import RanColumns
 from prorl.schema.fields import TURN
 from prorl.schema.rows import Added, Row, grow
-from prorl.stages.operator import Emit, goes_on, owner_of, was_cancelled
+from prorl.stages.operator import Emit, owner_of, uncancel_if_attempt_cancelled, was_cancelled
 from prorl.timing import now
 from prorl.types import FAILURE_CLASS, AttemptKey, Failure, FailureCode, Stage
 
@@ -138,9 +138,9 @@ class StageHost:
         self._cancelled = cancelled if cancelled is not None else set()
         self._on_forget, self._quarantine_reason = on_forget, quarantine_reason
         edge = GRAPH.row(self.name).gives
-        self.is_acked_later = GRAPH.takes(self.name) in GRAPH.redelivered
+        self.acks_on_commit = GRAPH.takes(self.name) in GRAPH.redelivered
         """What it takes is kept upstream until the store has it."""
-        self.gives_once = edge not in GRAPH.redelivered
+        self.is_at_most_once = edge not in GRAPH.redelivered
         """What it gives is downstream's from its arrival on; until then it may be taken back."""
         self.outlet = Outlet(
             edge,
@@ -187,7 +187,7 @@ class StageHost:
                 self._cancelled.add(key)
                 # after its first step: a task that is cancelled before it frees no slot
                 asyncio.get_running_loop().call_soon(self._cancel_begun, key, task)
-        elif self.gives_once and key in self._finished:
+        elif self.is_at_most_once and key in self._finished:
             self.outlet.drop(key)
             self._give_up([key])
 
@@ -207,7 +207,7 @@ class StageHost:
         self._giving_back = True
         for key in list(self._working):
             self.cancel(key)
-        if self.gives_once:
+        if self.is_at_most_once:
             unsent = [key for key in self._finished if key not in self.outlet]
             self._give_up(unsent + self.outlet.withdraw())
 
@@ -247,7 +247,7 @@ class StageHost:
     def _start(self, received: ReceivedRow) -> None:
         assert self._tasks is not None
         key = received.key
-        code = FailureCode(received.row.value("failure_code")) if self.is_acked_later else None
+        code = FailureCode(received.row.value("failure_code")) if self.acks_on_commit else None
         is_decided = code is not None and not FAILURE_CLASS[code].trains
         if not is_decided:  # an earlier stage has reported the attempt's failure
             self._emit(Started(), key, stage=self.name)
@@ -287,7 +287,7 @@ class StageHost:
             self.outlet.drop(key)
             return
         self._num_done += 1
-        if not self.gives_once:
+        if not self.is_at_most_once:
             self._inlet.done(key)
 
     async def _operate(self, key: AttemptKey, row: Row) -> Added | None:
@@ -297,7 +297,7 @@ class StageHost:
                 self._check_harmless(key)
                 result = await self._operator(row)
         except asyncio.CancelledError:
-            if goes_on(key in self._cancelled):
+            if uncancel_if_attempt_cancelled(key in self._cancelled):
                 failure = Failure(code=FailureCode.CANCELLED)
             elif was_cancelled():
                 raise
@@ -368,7 +368,7 @@ class StageHost:
         them.
         """
         self._on_forget(keys)
-        if self.is_acked_later:
+        if self.acks_on_commit:
             self._inlet.ack(keys)
         else:
             for key in keys:

@@ -46,7 +46,7 @@ def owner_of(key: AttemptKey) -> str:
     return f"{key.run_id}/{key.rollout_id}/{key.attempt}"
 
 
-def goes_on(is_cancelled: bool) -> bool:
+def uncancel_if_attempt_cancelled(is_cancelled: bool) -> bool:
     """Returns whether the attempt was cancelled and not our process; if so, this task goes on."""
     task = asyncio.current_task()
     if not is_cancelled or task is None:

@@ -39,7 +39,7 @@ from prorl.journal import AttemptEnd, Journals, Recovered
 from prorl.limits import Clock, Deadline
 from prorl.linux import crashes
 from prorl.network_policy import sandbox_spec, target_of
-from prorl.protocols import Backend, BringsAgent, Env, SandboxHost
+from prorl.protocols import Backend, Env, ProvidesAgent, SandboxHost
 from prorl.renderer.apart import AnyRenderer, open_renderer
 from prorl.schema.columns import Lease, ran_columns, read_ready, read_sandbox
 from prorl.schema.rows import Added, Row
@@ -50,10 +50,10 @@ from prorl.stages.operator import (
     Handler,
     StageOperator,
     WorkerParts,
-    goes_on,
     needs_sandbox,
     owner_of,
     refusals_of,
+    uncancel_if_attempt_cancelled,
 )
 from prorl.timing import now
 from prorl.types import (
@@ -197,7 +197,7 @@ class RunOperator(StageOperator):
                     train=lease.train,
                     renderer_spec=lease.renderer,
                 )
-                agent = env.agent if isinstance(env, BringsAgent) else lease.agent
+                agent = env.agent if isinstance(env, ProvidesAgent) else lease.agent
                 trajectory = await self._drive(agent, context)
             spec = sandbox_spec(env, lease.task, Stage.RUN)
             refusals = await refusals_of(self._host, ready.sandbox, spec)
@@ -291,7 +291,7 @@ class RunOperator(StageOperator):
                 await asyncio.wait({work}, timeout=max(context.deadline.remaining_s, 0.05))
         except asyncio.CancelledError:
             work.cancel()
-            if not goes_on(self._is_cancelled(context.key)):
+            if not uncancel_if_attempt_cancelled(self._is_cancelled(context.key)):
                 raise
             await asyncio.wait({work}, timeout=GRACE_S)
         if not work.done():

@@ -191,7 +191,7 @@ def _name(node: ast.expr) -> str:
     return getattr(node, "attr", getattr(node, "id", ""))
 
 
-CONTAINERS = ("dict", "list", "deque", "Counter", "Ordered")
+CONTAINERS = ("dict", "list", "deque", "Counter", "OrderedSet")
 
 
 def _records() -> tuple[dict[str, set[str]], dict[str, str], dict[str, str]]:

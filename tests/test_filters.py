@@ -75,10 +75,10 @@ def test_a_group_of_a_single_rollout_is_enough_only_where_nothing_is_compared() 
     ],
 )
 def test_a_windows_verdict_is_certain_where_the_best_and_the_worst_agree(
-    rewards: list[float], living: int, hopeless: bool
+    rewards: list[float], living: int, cannot_be_kept: bool
 ) -> None:
-    assert find_filter("pass_rate:0.25-0.75").hopeless(rewards, living) is hopeless
-    assert not Filter(sql="").hopeless(rewards, living)
+    assert find_filter("pass_rate:0.25-0.75").cannot_be_kept(rewards, living) is cannot_be_kept
+    assert not Filter(sql="").cannot_be_kept(rewards, living)
 
 
 @pytest.mark.parametrize("name", ["dapo", "greso", "overlong", "pass_rate:0.1-0.9", "select 1"])

@@ -2,8 +2,8 @@
 
 A call has an id, and the sandbox remembers it; so a worker that takes the attempt over may ask it
 again. What acts outside the sandbox may not be asked again, unless the env says that it may
-(`Repeats`): when the worker died after such a call may have begun, the policy is told so, or the
-attempt fails, as the run wants it (`on_lost_tool_call`).
+(`DeclaresRepeatableTools`): when the worker died after such a call may have begun, the policy is
+told so, or the attempt fails, as the run wants it (`on_lost_tool_call`).
 
 An env's turn (`prorl.protocols.Responds`) is recorded with the state that it left, and is asked for
 again, from the state before it, where the worker died before that.
@@ -31,7 +31,7 @@ TOOL_GRACE_S = wait_limit_s("agent.tool_grace")
 
 
 @runtime_checkable
-class Repeats(Protocol):
+class DeclaresRepeatableTools(Protocol):
     """Optional part of an Env: which of its calls may run again."""
 
     def repeats(self, call: ToolCall) -> bool | Awaitable[bool]:
@@ -149,7 +149,7 @@ class ToolCalls:
 
     async def _repeats(self, call: ToolCall) -> bool:
         env = self._context.env
-        if not isinstance(env, Repeats):
+        if not isinstance(env, DeclaresRepeatableTools):
             return False
         repeats = env.repeats(call)
         return await repeats if inspect.isawaitable(repeats) else repeats

@@ -58,7 +58,7 @@ def end_with(code: FailureCode, message: str = "") -> End:
     return End(_STOPS.get(code, StopReason.FAILED), Failure(code=code, message=message))
 
 
-async def concluded(
+async def run_to_trajectory(
     context: AttemptContext,
     record: AttemptRecord,
     loop: Coroutine[Json, Json, End],

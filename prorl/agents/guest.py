@@ -21,7 +21,7 @@ import prorl
 from prorl.agents.capture.model_endpoint import ModelEndpoint
 from prorl.agents.context import AttemptContext
 from prorl.agents.desk import GuestWork
-from prorl.agents.ending import End, concluded, end_with
+from prorl.agents.ending import End, run_to_trajectory, end_with
 from prorl.agents.program import environment, served, until_over
 from prorl.agents.sampler import Sampler
 from prorl.errors import BudgetError, RolloutError
@@ -37,7 +37,7 @@ END_S = wait_limit_s("guest.end")
 class GuestAgent:
     async def run(self, context: AttemptContext) -> Trajectory:
         sampler = Sampler(context)
-        return await concluded(context, sampler.record, _drive(context, sampler))
+        return await run_to_trajectory(context, sampler.record, _drive(context, sampler))
 
 
 async def _drive(context: AttemptContext, sampler: Sampler) -> End:

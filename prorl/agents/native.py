@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from prorl.agents.calls import ToolCalls
 from prorl.agents.context import AttemptContext
-from prorl.agents.ending import End, concluded, end_with
+from prorl.agents.ending import End, end_with, run_to_trajectory
 from prorl.agents.record import SequenceRecord
 from prorl.agents.sampler import Sampler
 from prorl.errors import BudgetError
@@ -45,7 +45,7 @@ class NativeAgent:
 
     async def run(self, context: AttemptContext) -> Trajectory:
         attempt = _Attempt(context)
-        return await concluded(context, attempt.record, attempt.drive())
+        return await run_to_trajectory(context, attempt.record, attempt.drive())
 
 
 class _Attempt:

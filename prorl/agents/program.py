@@ -25,12 +25,12 @@ from typing import Any, TypeVar
 
 from prorl.agents.capture.model_endpoint import ModelEndpoint
 from prorl.agents.context import AttemptContext
-from prorl.agents.ending import End, concluded, end_with
+from prorl.agents.ending import End, end_with, run_to_trajectory
 from prorl.agents.programs import COMMAND, MODEL, Program
 from prorl.agents.record import AttemptRecord
 from prorl.agents.sampler import Sampler, within
 from prorl.errors import BudgetError, RolloutError
-from prorl.protocols import Listens
+from prorl.protocols import SupportsListen
 from prorl.types import FailureCode, Json, Message, StopReason, ToolResult, Trajectory
 from prorl.waits import wait_limit_s
 
@@ -65,11 +65,11 @@ class ProgramAgent:
 
     async def run(self, context: AttemptContext) -> Trajectory:
         sampler = Sampler(context)
-        return await concluded(context, sampler.record, self._drive(context, sampler))
+        return await run_to_trajectory(context, sampler.record, self._drive(context, sampler))
 
     async def _drive(self, context: AttemptContext, sampler: Sampler) -> End:
         sandbox = context.sandbox
-        if not isinstance(sandbox, Listens):
+        if not isinstance(sandbox, SupportsListen):
             raise RolloutError(FailureCode.STAGE_ERROR, f"{self._name} has no sandbox that listens")
         endpoint = ModelEndpoint(context, sampler)
         async with served(context, endpoint, await sandbox.listen()) as base_url:

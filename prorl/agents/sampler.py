@@ -28,12 +28,12 @@ from prorl.errors import BackendError, BudgetError, RolloutError, boundary
 from prorl.journal import RecordedCall
 from prorl.limits import Clock, Deadline
 from prorl.types import (
+    BackendFault,
     Completion,
     FailureCode,
     FinishReason,
     GenerateRequest,
     PolicyVersion,
-    Trouble,
 )
 from prorl.waits import wait_limit_s
 
@@ -150,13 +150,13 @@ class Sampler:
         max_new = min(max_new, context.limits.max_tokens - len(sequence))
         if max_new <= 0:
             raise BudgetError(FailureCode.MAX_TOKENS, f"{len(sequence)} tokens")
-        ear = Ear(self._clock)
+        ear = PartialCompletion(self._clock)
         request = self._request(sequence, turn, len(parts), max_new, ear)
         try:
             with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, context.backend.name):
                 completion = await self._generate(request, ear)
         except (BudgetError, BackendError, asyncio.CancelledError) as error:
-            is_lie = isinstance(error, BackendError) and error.trouble is Trouble.MALFORMED
+            is_lie = isinstance(error, BackendError) and error.trouble is BackendFault.MALFORMED
             if ear.part is not None and len(ear.part.token_ids_C) and not is_lie:
                 cut = replace(ear.part, finish_reason=FinishReason.ABORT)
                 with suppress(BackendError):  # a piece that cannot be is none
@@ -186,7 +186,7 @@ class Sampler:
         parts.append(completion)
         self._oldest[turn] = max((self._oldest[turn], *completion.versions))
 
-    async def _generate(self, request: GenerateRequest, ear: Ear) -> Completion:
+    async def _generate(self, request: GenerateRequest, ear: PartialCompletion) -> Completion:
         """Ask the backend for one completion.
 
         The policy answers for time in which it spoke, the backend for silence: a deadline after
@@ -202,11 +202,16 @@ class Sampler:
             raise BackendError(
                 FailureCode.BACKEND_UNAVAILABLE,
                 f"{context.backend.name}: no token for {silent_s:.1f} s when the budget ended",
-                Trouble.SILENT,
+                BackendFault.SILENT,
             ) from None
 
     def _request(
-        self, sequence: SequenceRecord, turn: int, part: int, max_tokens: int, ear: Ear
+        self,
+        sequence: SequenceRecord,
+        turn: int,
+        part: int,
+        max_tokens: int,
+        ear: PartialCompletion,
     ) -> GenerateRequest:
         context, key = self._context, self._context.key
         return GenerateRequest(
@@ -235,7 +240,7 @@ class Sampler:
         )
 
 
-class Ear:
+class PartialCompletion:
     """The partial completion of a model call, and when it last grew."""
 
     def __init__(self, clock: Clock) -> None:

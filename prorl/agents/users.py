@@ -38,7 +38,7 @@ from prorl.agents.attempt import (
 )
 from prorl.agents.calls import ToolCalls
 from prorl.agents.context import AttemptContext
-from prorl.agents.ending import End, concluded, end_of, end_with
+from prorl.agents.ending import End, end_of, end_with, run_to_trajectory
 from prorl.agents.record import SequenceRecord
 from prorl.agents.sampler import Sampler
 from prorl.errors import (
@@ -115,7 +115,7 @@ class UsersAgent:
 
     async def run(self, context: AttemptContext) -> Trajectory:
         drive = _Drive(self._name, context)
-        return await concluded(context, drive.record, drive.run())
+        return await run_to_trajectory(context, drive.record, drive.run())
 
 
 @dataclass(slots=True, eq=False)

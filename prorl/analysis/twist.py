@@ -25,7 +25,7 @@ from prorl.storage.serve.replay import ReplayOrder, delivery_order, stored_index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Twist:
+class ReplayTransform:
     """Holds what a replay changes; nothing by default."""
 
     select: str = ""
@@ -40,7 +40,7 @@ class Twist:
     """Shuffle the groups by it."""
 
     def __bool__(self) -> bool:
-        return self != Twist()
+        return self != ReplayTransform()
 
 
 class RescoredIndex:
@@ -62,7 +62,9 @@ class RescoredIndex:
         return self._index.routed_experts(group_id)
 
 
-def open_twisted(where: str, twist: Twist) -> tuple[ReplayOrder, GroupIndex | RescoredIndex]:
+def open_twisted(
+    where: str, twist: ReplayTransform
+) -> tuple[ReplayOrder, GroupIndex | RescoredIndex]:
     """Order and data of a stored run, twisted. Raises UserError for SQL that does not give groups,
     NotFoundError for a scoring that is not there, and as `StoredRun`.
     """

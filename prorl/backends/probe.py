@@ -19,7 +19,7 @@ import numpy as np
 
 from prorl.errors import BackendError, ConfigError
 from prorl.protocols import Backend
-from prorl.types import GenerateRequest, Json, SamplingParams, Trouble
+from prorl.types import BackendFault, GenerateRequest, Json, SamplingParams
 
 if TYPE_CHECKING:
     from prorl.types import Completion, Int32
@@ -198,7 +198,7 @@ async def check_vocabulary(backend: ModelServer, expected: Vocabulary) -> dict[s
     try:
         await first_token(backend, last)
     except BackendError as error:
-        if error.trouble is not Trouble.DECLINED:
+        if error.trouble is not BackendFault.DECLINED:
             raise
         problem = f"{backend.name} does not take id {last[0]}: {error.message}"
         raise ConfigError(problem, f"the run's vocabulary of {expected.size}", _HINT) from error

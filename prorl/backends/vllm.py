@@ -31,7 +31,7 @@ from prorl.backends.vllm_http import MAX_REPLY_BYTES, HttpLimits, ServerConnecti
 from prorl.backends.vllm_reply import MAX_EVENT_BYTES, EventParser, VllmReply
 from prorl.completion import check_completion
 from prorl.errors import BackendError, boundary
-from prorl.types import Completion, FailureCode, GenerateRequest, Json, Trouble
+from prorl.types import BackendFault, Completion, FailureCode, GenerateRequest, Json
 from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class VllmBackend:
         try:
             await self._receive(request, body, headers, reply)
         except (BackendError, asyncio.CancelledError) as error:
-            is_lie = isinstance(error, BackendError) and error.trouble is Trouble.MALFORMED
+            is_lie = isinstance(error, BackendError) and error.trouble is BackendFault.MALFORMED
             if request.on_part is not None and reply.num_tokens and not is_lie:
                 request.on_part(reply.part(await self._label_of_cut(reply, before)))
             raise
@@ -144,7 +144,7 @@ class VllmBackend:
             raise BackendError(
                 FailureCode.BACKEND_UNAVAILABLE,
                 f"{self.name} ended a stream in the middle",
-                Trouble.REFUSED,
+                BackendFault.REFUSED,
             )
 
     async def _label_of_cut(self, reply: VllmReply, before: str | None) -> str | None:
@@ -164,7 +164,7 @@ class VllmBackend:
             with boundary(BackendError, FailureCode.BACKEND_PROTOCOL, what):
                 yield
         except BackendError as error:
-            raise BackendError(error.code, error.message, Trouble.MALFORMED) from error
+            raise BackendError(error.code, error.message, BackendFault.MALFORMED) from error
 
     async def probe(self) -> None:
         """Probes the server as `check_logprobs` does."""
@@ -217,7 +217,7 @@ class VllmBackend:
         try:
             reply = await self._connections.exchange("POST", "/tokenize", body)
         except BackendError as error:
-            if error.trouble in (Trouble.MALFORMED, Trouble.DECLINED):
+            if error.trouble in (BackendFault.MALFORMED, BackendFault.DECLINED):
                 return None
             raise
         with boundary(BackendError, FailureCode.BACKEND_PROTOCOL, f"{self.name}/tokenize"):
@@ -233,7 +233,7 @@ class VllmBackend:
         try:
             reply = await self._connections.exchange("GET", self.label_path, limit_s=LABEL_S)
         except BackendError as error:
-            if error.trouble in (Trouble.MALFORMED, Trouble.DECLINED):
+            if error.trouble in (BackendFault.MALFORMED, BackendFault.DECLINED):
                 return None  # vLLM outside of its developer mode
             raise
         try:

@@ -18,7 +18,7 @@ from email.utils import parsedate_to_datetime
 import aiohttp
 
 from prorl.errors import BackendError
-from prorl.types import FailureCode, Trouble
+from prorl.types import BackendFault, FailureCode
 
 MAX_REPLY_BYTES = 64 << 20
 _READ_BYTES = 1 << 16
@@ -110,7 +110,7 @@ class ServerConnections:
             raise BackendError(
                 FailureCode.BACKEND_UNAVAILABLE,
                 "the connections to this server were closed",
-                Trouble.REFUSED,
+                BackendFault.REFUSED,
             )
         if self._session is None:
             limits = self._limits
@@ -138,7 +138,7 @@ async def _bounded(response: aiohttp.ClientResponse, where: str) -> AsyncIterato
             raise BackendError(
                 FailureCode.BACKEND_PROTOCOL,
                 f"{where} sent more than {MAX_REPLY_BYTES} bytes",
-                Trouble.MALFORMED,
+                BackendFault.MALFORMED,
             )
         yield part
 
@@ -149,13 +149,13 @@ async def _check_status(response: aiohttp.ClientResponse, where: str) -> None:
     if status == 200:
         return
     text = (await response.content.read(_READ_BYTES))[:500].decode("utf-8", "replace")
-    code, trouble = FailureCode.BACKEND_PROTOCOL, Trouble.DECLINED
+    code, trouble = FailureCode.BACKEND_PROTOCOL, BackendFault.DECLINED
     if status in (408, 429, 503):
-        code, trouble = FailureCode.BACKEND_UNAVAILABLE, Trouble.BUSY
+        code, trouble = FailureCode.BACKEND_UNAVAILABLE, BackendFault.BUSY
     elif status >= 500:
-        code, trouble = FailureCode.BACKEND_UNAVAILABLE, Trouble.ERROR
+        code, trouble = FailureCode.BACKEND_UNAVAILABLE, BackendFault.ERROR
     elif status in (401, 403, 404) or status < 400:
-        trouble = Trouble.MALFORMED  # no server of ours, or not with this key or model
+        trouble = BackendFault.MALFORMED  # no server of ours, or not with this key or model
     wait_s = retry_after_s(response.headers.get("Retry-After", ""), time.time())
     raise BackendError(code, f"{where}: HTTP {status}: {text}", trouble, wait_s)
 
@@ -164,7 +164,7 @@ def _check_plain(response: aiohttp.ClientResponse, where: str) -> None:
     """Raises BackendError for a packed reply."""
     if (packed := response.headers.get("Content-Encoding", "identity")) != "identity":
         text = f"{where} sent Content-Encoding {packed:.40}; identity was asked for"
-        raise BackendError(FailureCode.BACKEND_PROTOCOL, text, Trouble.MALFORMED)
+        raise BackendError(FailureCode.BACKEND_PROTOCOL, text, BackendFault.MALFORMED)
 
 
 def retry_after_s(header: str, now: float) -> float:
@@ -185,7 +185,7 @@ def retry_after_s(header: str, now: float) -> float:
     return min(max(wait_s, 0.0), MAX_RETRY_AFTER_S)
 
 
-def _unavailable(where: str, cause: BaseException, trouble: Trouble) -> BackendError:
+def _unavailable(where: str, cause: BaseException, trouble: BackendFault) -> BackendError:
     return BackendError(
         FailureCode.BACKEND_UNAVAILABLE, f"{where}: {type(cause).__name__}: {cause}", trouble
     )
@@ -197,11 +197,11 @@ def _as_backend_error(where: str) -> Iterator[None]:
     try:
         yield
     except (TimeoutError, aiohttp.ServerTimeoutError) as cause:
-        raise _unavailable(where, cause, Trouble.SILENT) from cause
+        raise _unavailable(where, cause, BackendFault.SILENT) from cause
     except aiohttp.ClientResponseError as cause:
         raise BackendError(
-            FailureCode.BACKEND_PROTOCOL, f"{where}: {cause}", Trouble.MALFORMED
+            FailureCode.BACKEND_PROTOCOL, f"{where}: {cause}", BackendFault.MALFORMED
         ) from cause
     # A name that no resolver takes, such as a label of 64 letters, is a UnicodeError.
     except (aiohttp.ClientError, OSError, UnicodeError) as cause:
-        raise _unavailable(where, cause, Trouble.REFUSED) from cause
+        raise _unavailable(where, cause, BackendFault.REFUSED) from cause

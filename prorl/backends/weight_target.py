@@ -28,7 +28,7 @@ import orjson
 
 from prorl.backends.catalogue import CATALOGUE, address, imported, is_adapter, scheme_of
 from prorl.errors import BackendError, boundary
-from prorl.types import FailureCode, Json, Trouble
+from prorl.types import BackendFault, FailureCode, Json
 from prorl.waits import wait_limit_s
 
 CALL_S = wait_limit_s("weights.load")
@@ -217,7 +217,7 @@ class WeightTarget:
             raise BackendError(
                 FailureCode.BACKEND_UNAVAILABLE,
                 f"{where}: {type(cause).__name__}: {cause}",
-                Trouble.SILENT if isinstance(cause, TimeoutError) else Trouble.REFUSED,
+                BackendFault.SILENT if isinstance(cause, TimeoutError) else BackendFault.REFUSED,
             ) from cause
         if response.status != 200:
             text = f"HTTP {response.status}: {reply[:300].decode('utf-8', 'replace')}"

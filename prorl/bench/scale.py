@@ -84,10 +84,10 @@ async def run(quick: bool) -> Report:
 
 async def _measure(counts: tuple[int, ...], waits: tuple[float, ...]) -> list[Measured]:
     from prorl.deploy import cluster as clusters
-    from prorl.deploy.leavers import Leavers
+    from prorl.deploy.leavers import NodeDrainer
     from prorl.deploy.placer import placer
 
-    leavers = Leavers(drain_s=5.0, sigterm_drain_s=1.0)
+    leavers = NodeDrainer(drain_s=5.0, sigterm_drain_s=1.0)
     with tempfile.TemporaryDirectory(prefix="prorl-scale-") as folder:
         root = Path(folder) / "root"
         async with Supervisor(_config(root, waits)) as service:

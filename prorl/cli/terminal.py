@@ -2,8 +2,8 @@
 
 The pty is made inside, so that job control, window size and full-screen programs work as they do
 anywhere. The program that makes it connects to a listener on the sandbox's own loopback
-(`prorl.protocols.Listens`), which only this process serves. From here go frames (`FRAME`: kind and
-length, then bytes typed or a window size), from there goes what the shell writes.
+(`prorl.protocols.SupportsListen`), which only this process serves. From here go frames (`FRAME`:
+kind and length, then bytes typed or a window size), from there goes what the shell writes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from prorl.errors import SandboxError, UserError
-from prorl.protocols import Listens, Sandbox
+from prorl.protocols import Sandbox, SupportsListen
 from prorl.waits import wait_limit_s
 
 FRAME = struct.Struct("!cH")
@@ -73,7 +73,7 @@ async def open_terminal(sandbox: Sandbox) -> int:
 
     Raises UserError where the sandbox has no Python to make a terminal with, SandboxError.
     """
-    if not isinstance(sandbox, Listens):
+    if not isinstance(sandbox, SupportsListen):
         raise UserError("a sandbox without a loopback of its own", "kind pyns, apptainer or local")
     loop = asyncio.get_running_loop()
     listener = await sandbox.listen()

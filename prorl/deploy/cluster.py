@@ -26,7 +26,7 @@ from distributed import Scheduler, SpecCluster, Status
 from distributed.deploy.adaptive import Adaptive
 from distributed.deploy.spec import ProcessInterface
 
-from prorl.deploy.leavers import Leavers
+from prorl.deploy.leavers import NodeDrainer
 from prorl.deploy.placer import Placer, security
 from prorl.errors import ConfigError
 from prorl.supervisor.child import exit_text
@@ -95,7 +95,7 @@ class NodeProcess(ProcessInterface):  # type: ignore[misc]
         scheduler: str,
         name: str,
         placer: Placer,
-        leavers: Leavers,
+        leavers: NodeDrainer,
     ) -> None:
         super().__init__(scheduler=scheduler, name=name)
         self._leavers = leavers
@@ -118,7 +118,7 @@ class NodeProcess(ProcessInterface):  # type: ignore[misc]
     async def close(self) -> None:
         """Ask it to leave, and see it off in the background."""
         if self.process is not None and self.process.returncode is None:
-            self._leavers.see_off(self._leave(self.process))
+            self._leavers.drain_in_background(self._leave(self.process))
         await super().close()
 
     async def _leave(self, process: asyncio.subprocess.Process) -> None:
@@ -133,7 +133,7 @@ class NodeProcess(ProcessInterface):  # type: ignore[misc]
 class DrainedJob:
     """Mixed in before a `dask_jobqueue.Job`: the job is cancelled once its node has left."""
 
-    leavers: Leavers
+    leavers: NodeDrainer
     name: object
     status: Status
     job_id: str | None
@@ -153,7 +153,7 @@ class DrainedJob:
     async def close(self) -> None:
         """Drain the node and cancel the job, in the background."""
         if self.job_id is not None:
-            self.leavers.see_off(self._leave())
+            self.leavers.drain_in_background(self._leave())
         self.status = Status.closed
 
     async def _leave(self) -> None:
@@ -180,7 +180,7 @@ class DrainedSlurmJob(DrainedJob):
         return "" if state in LIVING else f"ended: {state or 'it has left the queue'}"
 
 
-def local(placer: Placer, leavers: Leavers) -> SpecCluster:
+def local(placer: Placer, leavers: NodeDrainer) -> SpecCluster:
     """Nodes as processes of this host; to be entered with `async with`."""
     return SpecCluster(
         workers={},
@@ -192,7 +192,7 @@ def local(placer: Placer, leavers: Leavers) -> SpecCluster:
     )
 
 
-def jobs(system: str, placer: Placer, leavers: Leavers, **options: Any) -> Any:
+def jobs(system: str, placer: Placer, leavers: NodeDrainer, **options: Any) -> Any:
     """Nodes as jobs of a batch system. `options` are those of dask-jobqueue's cluster."""
     if system not in JOBS:
         raise ConfigError(f"batch system {system!r}", f"one of {', '.join(JOBS)}")

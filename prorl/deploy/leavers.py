@@ -23,7 +23,7 @@ Drain = Callable[[str, float], object]
 """Name of a node and a deadline in seconds; returns when the node has left. Blocking."""
 
 
-class Leavers:
+class NodeDrainer:
     """The nodes that leave. Each has `drain_s` for it, at the cluster's end `sigterm_drain_s`."""
 
     def __init__(self, drain_s: float, sigterm_drain_s: float, drain: Drain | None = None) -> None:
@@ -41,7 +41,7 @@ class Leavers:
         """The seconds after which a node that has not left is ended."""
         return self.deadline_s + FINISH_S
 
-    def see_off(self, work: Coroutine[Any, Any, None]) -> None:
+    def drain_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

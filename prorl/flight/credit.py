@@ -2,15 +2,15 @@
 
 Pure: no I/O, no clock.
 
-`CreditLedger` is the producer's book. Rows wait in order; `assign` gives each to the consumer with
-most credit; a row has one consumer at a time. On redelivered edges a row stays in the book until
-its ack and goes back to the front of the queue when its consumer is lost; on the others it is never
-given out twice: a consumer that is lost before its ack loses the row, and `leave` says so.
+`ProducerCredit` is the producer's book. Rows wait in order; `assign` gives each to the consumer
+with most credit; a row has one consumer at a time. On redelivered edges a row stays in the book
+until its ack and goes back to the front of the queue when its consumer is lost; on the others it is
+never given out twice: a consumer that is lost before its ack loses the row, and `leave` says so.
 
-`CreditBook` is the consumer's book over all its upstreams. With one upstream, credit out plus rows
-in hand never exceeds `slots`. With several, together they have at most twice `slots` (and one row
-each at least), so that a busy upstream among idle ones still fills half of the slots or more; an
-upstream's idle credit above its share is taken back when another joins.
+`ConsumerCredit` is the consumer's book over all its upstreams. With one upstream, credit out plus
+rows in hand never exceeds `slots`. With several, together they have at most twice `slots` (and one
+row each at least), so that a busy upstream among idle ones still fills half of the slots or more;
+an upstream's idle credit above its share is taken back when another joins.
 
 Row credit = granted - received, counted alike at both ends. Byte credit is a window: a grant with
 bytes widens (or narrows) it, each row sent shrinks it by its size, and a grant of rows with 0 bytes
@@ -61,10 +61,10 @@ class _Row:
     """What a consumer must have to get it; empty = nothing."""
 
 
-class CreditLedger:
+class ProducerCredit:
     """The producer's book of rows and credit.
 
-    >>> ledger = CreditLedger(redelivered=True)
+    >>> ledger = ProducerCredit(redelivered=True)
     >>> ledger.put(AttemptKey("r", 1, 1), 10); ledger.join(7); ledger.assign()
     []
     >>> ledger.grant(7, rows=1, num_bytes=100); ledger.assign()
@@ -114,7 +114,7 @@ class CreditLedger:
         waiting = sum(row.needs == needs for row in self._rows.values() if row.consumer is None)
         return max(0, credit - waiting) if able else None
 
-    def lacked(self) -> list[AttemptKey]:
+    def unplaceable(self) -> list[AttemptKey]:
         return [key for key in self._rows if self.lacks(key)]
 
     def lacks(self, key: AttemptKey) -> bool:
@@ -213,10 +213,10 @@ class _Upstream:
     """Rows done whose credit has not been granted again."""
 
 
-class CreditBook:
+class ConsumerCredit:
     """The consumer's book of the credit that it gave.
 
-    >>> grants = CreditBook(slots=2, window_bytes=100)
+    >>> grants = ConsumerCredit(slots=2, window_bytes=100)
     >>> grants.join(0); grants.top_up()
     [Grant(upstream=0, rows=2, num_bytes=100)]
     >>> grants.received(0, 1); grants.top_up()

@@ -15,7 +15,7 @@ the commit's uniqueness decides).
 An upstream that is no longer announced is not dialled again, but a stream that still works is kept.
 `received` is told of each row before anybody hears that it has come. While `may_take` says no, no
 credit is given: what was given before is still used. Credit and acks travel together (`pacing`).
-Rows in hand are bounded by credit (`CreditBook`).
+Rows in hand are bounded by credit (`ConsumerCredit`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import pyarrow as pa
 from prorl.control import Hello
 from prorl.errors import ProrlError
 from prorl.flight import trace
-from prorl.flight.credit import ACK, CREDIT, Back, CreditBook, Grant, encode
+from prorl.flight.credit import ACK, CREDIT, Back, ConsumerCredit, Grant, encode
 from prorl.flight.pacing import BACK_S, Paced, backoff_s
 from prorl.flight.queues import wire_bytes
 from prorl.graph import GRAPH
@@ -98,7 +98,7 @@ class Inlet:
         self._path = path or f"edge/{edge}"
         self._network, self._hello = network, msgspec.to_builtins(hello)
         self._redelivered = edge in GRAPH.redelivered
-        self._grants = CreditBook(slots=slots, window_bytes=window_bytes)
+        self._grants = ConsumerCredit(slots=slots, window_bytes=window_bytes)
         self._channels: dict[int, Channel] = {}
         self._reading: dict[str, Channel] = {}
         """By the location that was dialled."""

@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from prorl.errors import UnavailableError
 from prorl.flight import trace
-from prorl.flight.credit import ACK, CREDIT, CreditLedger, decode
+from prorl.flight.credit import ACK, CREDIT, ProducerCredit, decode
 from prorl.flight.pacing import ROWS_S, Paced
 from prorl.flight.queues import together, wire_bytes
 from prorl.graph import GRAPH
@@ -74,7 +74,7 @@ class Outlet:
         self.edge, self.path = edge, path or f"edge/{edge}"
         self._redelivered = edge in GRAPH.redelivered
         self._has = has
-        self._ledger = CreditLedger(redelivered=self._redelivered)
+        self._ledger = ProducerCredit(redelivered=self._redelivered)
         self._limit_bytes = limit_bytes
         self._on_acked = on_acked
         self._on_lost, self._closed = on_lost, False
@@ -133,9 +133,9 @@ class Outlet:
         """Rows that need this and could be sent now; None when no consumer has it."""
         return self._ledger.free_for(needs)
 
-    def lacked(self) -> list[AttemptKey]:
+    def unplaceable(self) -> list[AttemptKey]:
         """Forget the rows that wait for what no consumer has; which they are."""
-        return self._forget(self._ledger.lacked())
+        return self._forget(self._ledger.unplaceable())
 
     def drop(self, key: AttemptKey) -> bool:
         """Forget a row (cancelled): it is not sent (again). False when it is not here."""

@@ -139,7 +139,7 @@ def serve(prepare: Callable[..., Answer], *, with_channel: bool = False) -> NoRe
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     spare_ancestors()
     os.nice(args.nice)
-    _be_the_first_to_go()
+    _raise_oom_score()
     os.dup2(2, 1)  # what users' code prints is no answer
     channel = HelperChannel(socket.socket(fileno=args.channel))
     os.register_at_fork(after_in_child=lambda: _forked(channel))
@@ -271,7 +271,7 @@ def _forked(channel: HelperChannel) -> None:
     channel.close()
 
 
-def _be_the_first_to_go() -> None:
+def _raise_oom_score() -> None:
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("800")

@@ -162,7 +162,7 @@ class ConnectedSandbox:
                 return
 
     async def listen(self) -> socket.socket:
-        """See `prorl.protocols.Listens`."""
+        """See `prorl.protocols.SupportsListen`."""
         try:
             return await listen(self.ref.socket_path)
         except TimeoutError:

@@ -63,7 +63,7 @@ SWEEP_TICKS = 3
 
 WATCH_TICKS = 10
 
-FORGOTTEN = 5_000
+DELETE_BATCH = 5_000
 """Rollouts or groups of a run that one transaction removes."""
 
 DISK_AGAIN_S = 1.0
@@ -185,8 +185,8 @@ class Gateway:
             ("rollout", run.accepted.next_rollout),
             ("group", run.accepted.next_group),
         ):
-            for start in range(0, end, FORGOTTEN):
-                row = (run.run_id, start + FORGOTTEN)
+            for start in range(0, end, DELETE_BATCH):
+                row = (run.run_id, start + DELETE_BATCH)
                 self.core.journal.insert(sql.FORGET_BEFORE[name], row)
                 await self.durable()
         for statement in sql.FORGET.values():

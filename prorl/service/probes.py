@@ -17,7 +17,7 @@ from prorl.errors import BackendError, RolloutError, boundary
 from prorl.limits import Clock
 from prorl.service.core.backend_watch import BackendWatch
 from prorl.timing import now
-from prorl.types import FailureCode, Trouble
+from prorl.types import BackendFault, FailureCode
 from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Probes:
                 if trouble is None or not self._is_loading(name):
                     loading_since = self._clock()
                 is_excused = self._clock() - loading_since < LOADING_S and self._is_loading(name)
-                if not (is_excused and trouble is Trouble.SILENT):
+                if not (is_excused and trouble is BackendFault.SILENT):
                     self._watched.probed(name, trouble)
                 if trouble is None:
                     await self._rest(name, self._probe_s)
@@ -94,13 +94,15 @@ class Probes:
         wait_s = health.back_at - self._clock()
         if wait_s > 0:
             await asyncio.sleep(wait_s)
-        trouble: Trouble | None = None
+        trouble: BackendFault | None = None
         try:
             with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, name):
                 async with asyncio.timeout(TRY_TIMEOUT_S):
                     await self._try_call(name)
         except RolloutError as error:
-            trouble = getattr(error, "trouble", None) or _TROUBLE.get(error.code, Trouble.ERROR)
+            trouble = getattr(error, "trouble", None) or _TROUBLE.get(
+                error.code, BackendFault.ERROR
+            )
         self._watched.tried(name, trouble, random.random())
 
     async def _rest(self, name: str, seconds: float) -> None:
@@ -113,19 +115,19 @@ class Probes:
 
 
 _TROUBLE = {
-    FailureCode.BACKEND_UNAVAILABLE: Trouble.SILENT,
-    FailureCode.BACKEND_PROTOCOL: Trouble.MALFORMED,
+    FailureCode.BACKEND_UNAVAILABLE: BackendFault.SILENT,
+    FailureCode.BACKEND_PROTOCOL: BackendFault.MALFORMED,
 }
 
 
-async def _ask(session: aiohttp.ClientSession, name: str) -> Trouble | None:
+async def _ask(session: aiohttp.ClientSession, name: str) -> BackendFault | None:
     """Returns what is wrong with a server by its own word; None when it is well."""
     try:
         with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, name):
             try:
                 async with session.get(health_url(name)) as answer:
-                    return Trouble.ERROR if answer.status >= 500 else None
+                    return BackendFault.ERROR if answer.status >= 500 else None
             except TimeoutError:
-                return Trouble.SILENT
+                return BackendFault.SILENT
     except BackendError:
-        return Trouble.REFUSED
+        return BackendFault.REFUSED

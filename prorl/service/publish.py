@@ -44,7 +44,7 @@ from prorl.service.log.log_schema import ANNOUNCED
 from prorl.service.pool.paused import MARK, SETTLE_S, PausedServers
 from prorl.service.pool.servers import Servers
 from prorl.service.pool.weights import Expected, Published, ServedWeights, VersionRow
-from prorl.types import FailureCode, Trouble
+from prorl.types import BackendFault, FailureCode
 from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
@@ -410,7 +410,7 @@ class WeightPublisher:
         if name in self._target_weights:
             self._core.state.balancer.fence(name)
         trouble = error.trouble if isinstance(error, BackendError) else None
-        if trouble in (Trouble.REFUSED, Trouble.SILENT):
+        if trouble in (BackendFault.REFUSED, BackendFault.SILENT):
             self._core.watched.reported(name, trouble, 1, 1, str(error))
 
     async def _unless_out(self, name: str, load: Awaitable[None]) -> None:
@@ -421,7 +421,7 @@ class WeightPublisher:
                 await asyncio.wait({work}, timeout=LOOK_S)
                 if self._core.watched.health(name).is_out and not work.done():
                     raise BackendError(
-                        FailureCode.BACKEND_UNAVAILABLE, f"{name} went out", Trouble.SILENT
+                        FailureCode.BACKEND_UNAVAILABLE, f"{name} went out", BackendFault.SILENT
                     )
             work.result()
         finally:

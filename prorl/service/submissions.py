@@ -27,7 +27,7 @@ from prorl.errors import (
     UserError,
 )
 from prorl.filters import is_named
-from prorl.protocols import BringsAgent, Env, Responds
+from prorl.protocols import Env, ProvidesAgent, Responds
 from prorl.renderer.apart import check_fits, check_offer, text_bytes
 from prorl.renderer.check import check as check_renderer
 from prorl.service.core.candidates import (
@@ -60,7 +60,7 @@ def check_env_exists(load_code: bool) -> CheckTask:
         if not load_code:
             plugins.refuse_places(task.env, TaskError, "env")
         env = find(task.env)
-        if not load_code and isinstance(env, BringsAgent) and env.runs_code(task):
+        if not load_code and isinstance(env, ProvidesAgent) and env.runs_code(task):
             raise TaskError(
                 f"task {task.task_id!r}: env {task.env!r} runs what it says on this host",
                 "a service started with load_code",

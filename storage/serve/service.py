@@ -22,12 +22,12 @@ from contextlib import asynccontextmanager, suppress
 from prorl.config import NAME, ServiceConfig
 from prorl.control import (
     ControlRow,
-    Disowned,
     Endpoints,
     Handout,
     Kind,
     Reserve,
     RunNews,
+    RunRejected,
     Stats,
 )
 from prorl.errors import (
@@ -160,7 +160,7 @@ class Store:
         except (ForeignDirectoryError, SchemaError) as error:
             log.error("run %s: %s", run.run_id, error)
             self._foreign[run.run_id] = str(error)
-            await self.control.request(Disowned(reason=str(error)), run_id=run.run_id)
+            await self.control.request(RunRejected(reason=str(error)), run_id=run.run_id)
         del self._runs[run.run_id]
         self._retired_rows += run.rows_committed
         self._endpoint.remove(run.run_id)

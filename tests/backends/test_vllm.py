@@ -32,6 +32,7 @@ from prorl.protocols import Backend
 from prorl.renderer import ChatMLRenderer
 from prorl.tokenizer import ByteTokenizer, HFTokenizer
 from prorl.types import (
+    BackendFault,
     Completion,
     FailureCode,
     FinishReason,
@@ -40,7 +41,6 @@ from prorl.types import (
     PolicyVersion,
     RunWeights,
     SamplingParams,
-    Trouble,
 )
 from tests.backends.contradictory_replies import LIES
 from tests.backends.misbehaving_server import Misbehaving, Mode
@@ -176,7 +176,7 @@ async def _refusal_of(lie: str) -> str:
         finally:
             await backend.close()
         assert caught.value.code is FailureCode.BACKEND_PROTOCOL, caught.value
-        assert caught.value.trouble in (Trouble.MALFORMED, None)
+        assert caught.value.trouble in (BackendFault.MALFORMED, None)
         assert len(parts) <= 1, "told while it came, and not once more at its end"
         return caught.value.message
 

@@ -55,9 +55,9 @@ def test_a_group_with_a_certain_verdict_frees_its_slots(
     ],
 )
 def test_only_what_nobody_can_change_is_certain(
-    name: str, rewards: list[float], living: int, hopeless: bool
+    name: str, rewards: list[float], living: int, cannot_be_kept: bool
 ) -> None:
-    assert find_filter(name).hopeless(rewards, living) is hopeless
+    assert find_filter(name).cannot_be_kept(rewards, living) is cannot_be_kept
 
 
 def test_where_nothing_may_be_stale_a_full_step_ends_what_is_open(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from prorl.cli.app import dispatch
 from prorl.cli.commands.status import stage_rows
 from prorl.control import CommitCursor, Stats
-from prorl.types import Json, Trouble
+from prorl.types import BackendFault, Json
 from tests.service.running_gateway import TOKEN, group, handout, running_gateway
 
 
@@ -96,7 +96,7 @@ async def test_status_names_a_model_server_that_does_not_answer(
             while (await w.http("GET", "/v1/status"))[1]["backends"][0]["state"] != "ejected":
                 await asyncio.sleep(0.05)
         assert await asyncio.to_thread(dispatch, ["status", "--url", w.served.http]) == 0
-        w.core.watched.reported(dead_url, Trouble.MALFORMED, 1, 9, "another request's id")
+        w.core.watched.reported(dead_url, BackendFault.MALFORMED, 1, 9, "another request's id")
         assert await asyncio.to_thread(dispatch, ["status", "--url", w.served.http]) == 0
         output = capsys.readouterr().out
         assert f"{dead_url} is ejected: a probe was refused" in output

@@ -17,7 +17,7 @@ from prorl.envs.users import UsersEnv, env_by_name, open_env, reference_of, user
 from prorl.errors import GraderError, RolloutError, TaskError
 from prorl.helper import close, pool
 from prorl.limits import Deadline
-from prorl.protocols import CachedWorkspace, Verifies
+from prorl.protocols import CachedWorkspace, SupportsTaskVerification
 from prorl.testing import LocalSandbox, make_task, play, scripted
 from prorl.types import FailureCode, Json, Stage, Task, ToolCall
 from tests.waiting import wait_until
@@ -231,7 +231,7 @@ async def test_a_whole_rollout(tmp_path: Path) -> None:
     assert (played.reward, played.outputs) == (1.0, ["A", "world"])
     assert (await play(env, task, scripted("noop", env))).reward == 0.0
     assert env.sandbox(task, Stage.EVAL) is None
-    assert not isinstance(env, CachedWorkspace | Verifies)
+    assert not isinstance(env, CachedWorkspace | SupportsTaskVerification)
 
 
 async def test_repeatable_tools_are_listed_by_the_env_in_its_helper(tmp_path: Path) -> None:

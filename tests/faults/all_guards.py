@@ -97,7 +97,7 @@ BY_HAND: dict[str, list[tuple[str, str]]] = {
     "is_of_run": [("FailureCode.BAD_TASK if is_of_run else", "")],
     "is_whole": [("            if is_whole:\n", "            if True:\n")],
     "ORDER BY seq": [("ORDER BY seq LIMIT", "ORDER BY seq DESC LIMIT")],
-    "Ordered": [("field(default_factory=Ordered)", "field(default_factory=set)")],
+    "OrderedSet": [("field(default_factory=OrderedSet)", "field(default_factory=set)")],
     "record.lease_confirmed": [("record.lease_confirmed and not", "not")],
     "name.startswith(TEMP_MARK)": [
         ("[name for name in names if name.startswith(TEMP_MARK)]", "list[str]()")

@@ -9,7 +9,7 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prorl.flight.credit import CreditBook, CreditLedger, Grant
+from prorl.flight.credit import ConsumerCredit, Grant, ProducerCredit
 from prorl.types import AttemptKey
 
 WINDOW = 1000
@@ -23,8 +23,8 @@ class Wire:
     """A producer's ledger and a consumer's grants per side, joined by queues that can be cut."""
 
     def __init__(self, redelivered: bool, num_producers: int, slots: int) -> None:
-        self.ledgers = [CreditLedger(redelivered=redelivered) for _ in range(num_producers)]
-        self.grants = CreditBook(slots=slots, window_bytes=WINDOW)
+        self.ledgers = [ProducerCredit(redelivered=redelivered) for _ in range(num_producers)]
+        self.grants = ConsumerCredit(slots=slots, window_bytes=WINDOW)
         self.links: dict[int, int] = {}
         self.down: dict[int, deque[Grant]] = {}
         self.up: dict[int, deque[AttemptKey]] = {}
@@ -150,7 +150,7 @@ def check_books(wire: Wire, slots: int, most_upstreams: int) -> None:
 
 @given(st.lists(st.integers(1, 2000), min_size=1, max_size=60), st.integers(1, 8))
 def test_never_more_is_sent_than_granted_in_rows_or_bytes(sizes: list[int], rows: int) -> None:
-    ledger = CreditLedger(redelivered=True)
+    ledger = ProducerCredit(redelivered=True)
     ledger.join(1)
     for n, size in enumerate(sizes):
         ledger.put(key(n), size)
@@ -164,7 +164,7 @@ def test_never_more_is_sent_than_granted_in_rows_or_bytes(sizes: list[int], rows
 
 
 def test_rows_go_to_the_consumer_with_most_credit() -> None:
-    ledger = CreditLedger(redelivered=True)
+    ledger = ProducerCredit(redelivered=True)
     for consumer, rows in ((1, 1), (2, 3)):
         ledger.join(consumer)
         ledger.grant(consumer, rows, WINDOW)
@@ -174,7 +174,7 @@ def test_rows_go_to_the_consumer_with_most_credit() -> None:
 
 
 def test_a_late_upstream_gets_credit_that_idle_ones_hold() -> None:
-    grants = CreditBook(slots=3, window_bytes=300)
+    grants = ConsumerCredit(slots=3, window_bytes=300)
     for upstream in range(5):
         grants.join(upstream)
         grants.top_up()
@@ -183,7 +183,7 @@ def test_a_late_upstream_gets_credit_that_idle_ones_hold() -> None:
 
 
 def test_closing_takes_idle_credit_back() -> None:
-    grants = CreditBook(slots=4, window_bytes=400)
+    grants = ConsumerCredit(slots=4, window_bytes=400)
     grants.join(0)
     grants.top_up()
     grants.received(0, 1)
@@ -192,14 +192,14 @@ def test_closing_takes_idle_credit_back() -> None:
     assert grants.top_up() == []
 
 
-def joined(ledger: CreditLedger, consumer: int, rows: int, num_bytes: int, *has: str) -> None:
+def joined(ledger: ProducerCredit, consumer: int, rows: int, num_bytes: int, *has: str) -> None:
     """A consumer with this credit, that has these things (and takes rows that need nothing)."""
     ledger.join(consumer, lambda needs: not needs or needs in has)
     ledger.grant(consumer, rows, num_bytes)
 
 
 def test_free_rows_are_the_credit_of_who_has_a_window_less_what_waits() -> None:
-    ledger = CreditLedger(redelivered=True)
+    ledger = ProducerCredit(redelivered=True)
     ledger.put(key(0), 1)
     assert (ledger.free_rows, ledger.num_waiting) == (0, 1), "no credit is not less than none"
     joined(ledger, 1, 3, WINDOW)
@@ -216,7 +216,7 @@ def test_free_rows_are_the_credit_of_who_has_a_window_less_what_waits() -> None:
 
 
 def test_what_is_free_for_a_need_is_counted_among_those_who_have_it() -> None:
-    ledger = CreditLedger(redelivered=True)
+    ledger = ProducerCredit(redelivered=True)
     joined(ledger, 1, 9, WINDOW)
     assert ledger.free_for("gpu") is None, "nobody has it: not the same as nobody has room"
     joined(ledger, 2, 3, 1, "gpu")
@@ -237,23 +237,23 @@ def test_what_is_free_for_a_need_is_counted_among_those_who_have_it() -> None:
 
 
 def test_a_row_lacks_what_nobody_has_until_somebody_comes_who_has_it() -> None:
-    ledger = CreditLedger(redelivered=True)
+    ledger = ProducerCredit(redelivered=True)
     for n, needs in enumerate(("", "gpu", "image", "gpu")):
         ledger.put(key(n), 1, needs)
     joined(ledger, 1, 9, WINDOW, "image")
-    assert ledger.lacked() == [key(1), key(3)]
+    assert ledger.unplaceable() == [key(1), key(3)]
     assert not ledger.lacks(key(7)), "a row that is not in the book"
     joined(ledger, 2, 1, WINDOW, "gpu")
-    assert ledger.lacked() == [], "somebody has it, if without room"
+    assert ledger.unplaceable() == [], "somebody has it, if without room"
     ledger.assign()
     ledger.join(2)
     ledger.join(1, lambda needs: False)
     ledger.join(2, lambda needs: False)
-    assert ledger.lacked() == [key(3)], "what was sent lacks nothing"
+    assert ledger.unplaceable() == [key(3)], "what was sent lacks nothing"
 
 
 def test_what_nobody_can_take_lets_others_pass_and_keeps_its_place() -> None:
-    ledger = CreditLedger(redelivered=True)
+    ledger = ProducerCredit(redelivered=True)
     for n, needs in enumerate(("gpu", "", "gpu", "image")):
         ledger.put(key(n), 1, needs)
     joined(ledger, 1, 9, WINDOW, "image")
@@ -264,7 +264,7 @@ def test_what_nobody_can_take_lets_others_pass_and_keeps_its_place() -> None:
 
 
 def test_a_window_that_is_used_up_sends_nothing_until_the_oldest_row_came_back() -> None:
-    ledger = CreditLedger(redelivered=True)
+    ledger = ProducerCredit(redelivered=True)
     joined(ledger, 1, 5, 5)
     for n, size in enumerate((2, 3, 4)):
         ledger.put(key(n), size)
@@ -276,7 +276,7 @@ def test_a_window_that_is_used_up_sends_nothing_until_the_oldest_row_came_back()
 
 
 def test_what_was_forgotten_is_not_sent_and_what_came_again_is_sent_once() -> None:
-    ledger = CreditLedger(redelivered=True)
+    ledger = ProducerCredit(redelivered=True)
     for n in (0, 1, 1):
         ledger.put(key(n), 1)
     assert ledger.num_waiting == 2
@@ -293,7 +293,7 @@ def test_what_was_forgotten_is_not_sent_and_what_came_again_is_sent_once() -> No
 
 
 def test_a_lost_consumers_rows_wait_again_in_front() -> None:
-    ledger = CreditLedger(redelivered=True)
+    ledger = ProducerCredit(redelivered=True)
     joined(ledger, 1, 2, WINDOW)
     for n in range(4):
         ledger.put(key(n), 1)
@@ -305,7 +305,7 @@ def test_a_lost_consumers_rows_wait_again_in_front() -> None:
 
 
 def test_where_nothing_is_redelivered_a_lost_consumer_loses_its_rows() -> None:
-    ledger = CreditLedger(redelivered=False)
+    ledger = ProducerCredit(redelivered=False)
     joined(ledger, 1, 2, WINDOW)
     for n in range(3):
         ledger.put(key(n), 1)

@@ -32,7 +32,7 @@ from distributed.security import Security
 
 from prorl.deploy import cluster as clusters
 from prorl.deploy import placed
-from prorl.deploy.leavers import Leavers
+from prorl.deploy.leavers import NodeDrainer
 from prorl.deploy.leaving import LeaveRequests, stay
 from prorl.deploy.placer import placer, security
 from tests.waiting import until
@@ -67,7 +67,7 @@ async def test_dask_places_nodes_and_takes_them_away_again(
 ) -> None:
     service, _, running = client
     settings: dict[str, Json] = {"sandbox": {"kind": sandbox_kind}, "run": POOL, "init": POOL}
-    leavers = Leavers(drain_s=60, sigterm_drain_s=1)
+    leavers = NodeDrainer(drain_s=60, sigterm_drain_s=1)
     with placer(running.config.root, settings) as made:
         async with clusters.local(made, leavers) as cluster:
             cluster.scale(2)
@@ -88,7 +88,7 @@ async def test_a_node_goes_on_when_its_scheduler_is_killed(
     client: Placing, tmp_path: Path, sandbox_kind: str
 ) -> None:
     service, _, running = client
-    scheduler_file, leavers = tmp_path / "scheduler.json", Leavers(drain_s=1, sigterm_drain_s=1)
+    scheduler_file, leavers = tmp_path / "scheduler.json", NodeDrainer(drain_s=1, sigterm_drain_s=1)
     with placer(running.config.root, {"sandbox": {"kind": sandbox_kind}}) as made:
         argv = ["-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
         argv += ["--no-dashboard", "--scheduler-file", str(scheduler_file), "--protocol", "tls"]
@@ -148,7 +148,7 @@ async def test_a_node_that_cannot_be_seen_any_more_ends(tmp_path: Path) -> None:
 
 
 async def test_a_slurm_job_is_a_step_that_is_requeued(tmp_path: Path) -> None:
-    leavers = Leavers(drain_s=1, sigterm_drain_s=1)
+    leavers = NodeDrainer(drain_s=1, sigterm_drain_s=1)
     options = {"cores": 4, "memory": "8GB", "queue": "scavenge"}
     prepare(tmp_path, "https://h:1", Keys("t", "k" * 64))
     with placer(tmp_path, {}) as own:
@@ -198,7 +198,7 @@ async def test_nobody_but_its_nodes_speaks_with_a_placers_dask(
     """Dask runs whatever it is sent: not for a local user, not for the holder of a join file."""
     service, join, running = client
     with placer(running.config.root, {"sandbox": {"kind": sandbox_kind}}) as made:
-        leavers = Leavers(drain_s=1, sigterm_drain_s=1)
+        leavers = NodeDrainer(drain_s=1, sigterm_drain_s=1)
         before = listening(os.getpid())
         async with clusters.local(made, leavers) as cluster:
             cluster.scale(1)
@@ -237,7 +237,7 @@ async def test_a_node_that_was_killed_is_replaced(client: Placing, sandbox_kind:
     service, _, running = client
     messages: list[str] = []
     with placer(running.config.root, {"sandbox": {"kind": sandbox_kind}}) as made:
-        leavers = Leavers(drain_s=1, sigterm_drain_s=1)
+        leavers = NodeDrainer(drain_s=1, sigterm_drain_s=1)
         async with clusters.local(made, leavers) as cluster:
             cluster.scale(1)
             replacing = asyncio.ensure_future(

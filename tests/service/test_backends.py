@@ -21,7 +21,7 @@ from prorl.net.bearer import keys_of, signing_key
 from prorl.service.http.metrics import exposition
 from prorl.testing import RENDERER
 from prorl.tokenizer import ByteTokenizer
-from prorl.types import AttemptKey, Json, Trouble
+from prorl.types import AttemptKey, BackendFault, Json
 from tests.service.running_gateway import TOKEN, GatewayHarness, group, running_gateway
 from tests.waiting import until
 
@@ -200,7 +200,9 @@ async def test_an_attempt_that_lost_its_backend_waits_and_is_neither_charged_nor
         first = (await rollout(w))["backend"]
         other = {primary: two, two: primary}[first]
 
-        def lost(backend: str, trouble: Trouble = Trouble.ERROR, **more: Json) -> Failover:
+        def lost(
+            backend: str, trouble: BackendFault = BackendFault.ERROR, **more: Json
+        ) -> Failover:
             return Failover(attempt=key, backend=backend, trouble=trouble, **more)
 
         assert await run.ask(lost(first), "r") == Assigned(backend=other), "not to who failed it"
@@ -213,7 +215,7 @@ async def test_an_attempt_that_lost_its_backend_waits_and_is_neither_charged_nor
         assert (seen["state"], seen["attempt"], seen["infra_failures"]) == ("running", 1, 0)
         stale = AttemptKey("r", key.rollout_id, 7)
         with pytest.raises(FencedError):
-            await run.ask(Failover(attempt=stale, backend=primary, trouble=Trouble.ERROR), "r")
+            await run.ask(Failover(attempt=stale, backend=primary, trouble=BackendFault.ERROR), "r")
 
 
 async def rollout(w: GatewayHarness) -> Json:
@@ -231,7 +233,7 @@ async def test_with_nobody_well_nothing_is_leased_and_nobody_fails(tmp_path: Pat
         await w.submit(group("a"), group("b"))
         (key, _) = await init.take(2)
         w.core.watched.tried = lambda *_: None  # it does not come back by itself
-        lost = Failover(attempt=key, backend=url, trouble=Trouble.REFUSED, message="reset")
+        lost = Failover(attempt=key, backend=url, trouble=BackendFault.REFUSED, message="reset")
         assignment = asyncio.ensure_future(run.ask(lost, "r"))
         unavailable = [
             row.read(BackendStatus).unreachable for row in await run.hear(Kind.BACKENDS, 2)

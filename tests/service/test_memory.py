@@ -14,7 +14,7 @@ from prorl.control import (
 )
 from prorl.service.core.recover import load_keys
 from prorl.service.core.rollouts import PIECE
-from prorl.service.core.state import AHEAD
+from prorl.service.core.state import PREFETCH_ROLLOUTS
 from prorl.service.log import log_schema as sql
 from prorl.service.log.log import ControlLog
 from prorl.types import RolloutState
@@ -80,11 +80,11 @@ def test_a_group_that_changed_while_its_transaction_was_written_is_not_forgotten
 
 def test_the_pool_lives_in_the_log_but_for_its_head(hand: SteppedCore) -> None:
     core = hand.core
-    groups = AHEAD  # twice as many rollouts as may be in memory
+    groups = PREFETCH_ROLLOUTS  # twice as many rollouts as may be in memory
     submit(hand, "r", groups, n=2)
     run = core.run("r")
-    assert sorted(run.groups) == list(range(AHEAD // 2))
-    assert (len(run.rollouts), len(run.queues.pool)) == (AHEAD, groups)
+    assert sorted(run.groups) == list(range(PREFETCH_ROLLOUTS // 2))
+    assert (len(run.rollouts), len(run.queues.pool)) == (PREFETCH_ROLLOUTS, groups)
     core.pump(3)
     assert [g for g in run.groups.values() if g.members.opened] == [run.groups[0], run.groups[1]]
     hand.restart()
@@ -95,7 +95,7 @@ def test_the_pool_lives_in_the_log_but_for_its_head(hand: SteppedCore) -> None:
 def test_what_waits_is_read_many_groups_at_a_time(
     hand: SteppedCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit(hand, "r", AHEAD, n=2)
+    submit(hand, "r", PREFETCH_ROLLOUTS, n=2)
     hand.restart()
     run, reads, read = hand.run, list[str](), hand.log.read
 
@@ -104,11 +104,13 @@ def test_what_waits_is_read_many_groups_at_a_time(
         return read(statement, parameters)
 
     monkeypatch.setattr(hand.log, "read", counted)
-    hand.core.pump(AHEAD)
-    assert run.counts[RolloutState.LEASED] == AHEAD
+    hand.core.pump(PREFETCH_ROLLOUTS)
+    assert run.counts[RolloutState.LEASED] == PREFETCH_ROLLOUTS
     assert len(reads) < 8
-    assert sorted(run.groups) == list(range(AHEAD // 2))
-    assert [r.rollout_id for g in run.groups.values() for r in g.rollouts] == list(range(AHEAD))
+    assert sorted(run.groups) == list(range(PREFETCH_ROLLOUTS // 2))
+    assert [r.rollout_id for g in run.groups.values() for r in g.rollouts] == list(
+        range(PREFETCH_ROLLOUTS)
+    )
 
 
 def test_cancelling_a_long_queue_is_cut_into_pieces(hand: SteppedCore) -> None:

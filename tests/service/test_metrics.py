@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from prorl.cli.commands.status import step_words
 from prorl.control import CommitCursor, Failed, Started, Stats
-from prorl.service.core.observed import Effort
+from prorl.service.core.observed import StepUtilization
 from tests.service.running_gateway import TOKEN, GatewayHarness, group, handout, running_gateway
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -134,7 +134,7 @@ async def test_the_steps_of_a_trainer_say_what_to_scale(tmp_path: Path) -> None:
 
 
 def test_where_the_time_of_steps_went() -> None:
-    effort = Effort()
+    effort = StepUtilization()
     effort.handed.extend([1.0, 1.0])
     effort.committed(2, now=10.0, busy_s=100.0, slots=4)
     for seconds, good in ((6.0, True), (2.0, False), (2.0, True)):

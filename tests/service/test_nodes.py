@@ -15,7 +15,7 @@ from prorl.service.core.lifecycle import EventKind
 from prorl.service.core.state import RolloutRecord, WorkerRecord
 from prorl.service.log.log import ControlLog
 from prorl.timing import CLAIM_GRACE_S, GIVE_UP_S, REMOTE_GRACE_S, WORKER_SILENCE_S
-from prorl.types import AttemptKey, RolloutState, Trouble
+from prorl.types import AttemptKey, BackendFault, RolloutState
 from tests.service.running_gateway import CHAIN, group, roles_of, run_config
 
 
@@ -473,7 +473,7 @@ def test_an_attempt_that_no_backend_suits_holds_up_no_other(core: Core) -> None:
         lost = Failover(
             attempt=record.key,
             backend="scripted:oracle",
-            trouble=Trouble.REFUSED,
+            trouble=BackendFault.REFUSED,
             min_version=version,
         )
         core.control(run, ControlRow.of(lost, seq=seq))

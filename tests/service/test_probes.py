@@ -16,7 +16,7 @@ from prorl.service.core.state import State
 from prorl.service.pool.balancer import BackendState, Balancer
 from prorl.service.pool.health import DEAD_MISSES, SLOW_MISSES, HealthVerdict, ServerHealth
 from prorl.service.probes import PROBE_S, PROBE_TIMEOUT_S, Probes
-from prorl.types import FailureCode, Trouble
+from prorl.types import BackendFault, FailureCode
 
 
 class Server:
@@ -34,7 +34,7 @@ class Server:
 
     async def try_call(self, name: str) -> None:
         if not self.well:
-            raise BackendError(FailureCode.BACKEND_UNAVAILABLE, "ill", Trouble.ERROR)
+            raise BackendError(FailureCode.BACKEND_UNAVAILABLE, "ill", BackendFault.ERROR)
 
 
 @asynccontextmanager
@@ -129,35 +129,38 @@ async def test_reports_of_run_open_the_breaker() -> None:
     """`/health` answers all the while: each model call fails, or lies."""
     pool = pool_of("http://a", "http://b")
     for trouble, faults, calls, out in (
-        (Trouble.ERROR, 2, 2, False),
-        (Trouble.ERROR, 3, 20, False),
-        (Trouble.BUSY, 20, 20, False),
-        (Trouble.DECLINED, 20, 20, False),
-        (Trouble.SILENT, 1, 1, False),
-        (Trouble.MALFORMED, 3, 20, True),
+        (BackendFault.ERROR, 2, 2, False),
+        (BackendFault.ERROR, 3, 20, False),
+        (BackendFault.BUSY, 20, 20, False),
+        (BackendFault.DECLINED, 20, 20, False),
+        (BackendFault.SILENT, 1, 1, False),
+        (BackendFault.MALFORMED, 3, 20, True),
     ):
         pool.reported("http://a", trouble, faults, calls, "it")
         assert pool.health("http://a").is_out is out, trouble
     doubted = [name for name, doubt in pool.doubts.items() if doubt.is_set()]
     assert doubted == ["http://a"], "silence is looked into at once"
-    pool.reported("http://b", Trouble.REFUSED, 1, 20, "it")
+    pool.reported("http://b", BackendFault.REFUSED, 1, 20, "it")
     assert pool.unreachable() == ["http://a", "http://b"], "whoever is left"
-    pool.reported("scripted:faulty", Trouble.REFUSED, 9, 9, "it")
+    pool.reported("scripted:faulty", BackendFault.REFUSED, 9, 9, "it")
     assert "scripted:faulty" not in pool.unreachable()
 
 
 @pytest.mark.parametrize(
     ("troubles", "verdict"),
     [
-        ([Trouble.SILENT] * (SLOW_MISSES - 1), HealthVerdict.NONE),
-        ([Trouble.SILENT] * (SLOW_MISSES - 1) + [None, Trouble.SILENT], HealthVerdict.NONE),
-        ([Trouble.SILENT] * SLOW_MISSES, HealthVerdict.SLOW),
-        ([Trouble.SILENT] * DEAD_MISSES, HealthVerdict.DEAD),
-        ([Trouble.REFUSED], HealthVerdict.DEAD),
-        ([Trouble.ERROR], HealthVerdict.DEAD),
+        ([BackendFault.SILENT] * (SLOW_MISSES - 1), HealthVerdict.NONE),
+        (
+            [BackendFault.SILENT] * (SLOW_MISSES - 1) + [None, BackendFault.SILENT],
+            HealthVerdict.NONE,
+        ),
+        ([BackendFault.SILENT] * SLOW_MISSES, HealthVerdict.SLOW),
+        ([BackendFault.SILENT] * DEAD_MISSES, HealthVerdict.DEAD),
+        ([BackendFault.REFUSED], HealthVerdict.DEAD),
+        ([BackendFault.ERROR], HealthVerdict.DEAD),
     ],
 )
-def test_probes_are_judged(troubles: list[Trouble | None], verdict: HealthVerdict) -> None:
+def test_probes_are_judged(troubles: list[BackendFault | None], verdict: HealthVerdict) -> None:
     health = ServerHealth()
     assert [health.probe(trouble) for trouble in troubles][-1] is verdict
 
@@ -179,7 +182,7 @@ async def test_a_drain_is_not_ended_by_good_health() -> None:
     async with listening(server):
         pool = pool_of(server.url)
         pool._balancer.drain(server.url)
-        pool.reported(server.url, Trouble.REFUSED, 1, 1, "it")
+        pool.reported(server.url, BackendFault.REFUSED, 1, 1, "it")
         async with watching(pool, server):
             await until(pool, server.url, BackendState.DRAINING)
             assert not pool._balancer.able()

@@ -17,7 +17,7 @@ from prorl.control import Kind, Paused, VersionPublished
 from prorl.service import probes, publish
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.verify import verify
-from prorl.types import Json, Trouble
+from prorl.types import BackendFault, Json
 from tests.backends.misbehaving_server import head, usage
 from tests.service.running_gateway import GatewayHarness, group, running_gateway
 from tests.waiting import until
@@ -489,7 +489,7 @@ async def test_who_comes_back_gets_nothing_before_it_has_the_newest_weights(
         assert (await say(w, "/w/1"))[0] == 201
         health, balancer = w.core.watched.health(server.url), w.core.state.balancer
         server.version, server.refuses = "0", True
-        w.core.watched.reported(server.url, Trouble.REFUSED, 1, 1, "reset")
+        w.core.watched.reported(server.url, BackendFault.REFUSED, 1, 1, "reset")
         assert health.is_out
         async with asyncio.timeout(120):
             while health.is_out:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prorl.errors import ConflictError
-from prorl.types import Trouble
+from prorl.types import BackendFault
 from tests.service.running_gateway import running_gateway
 from tests.service.test_publish import say, servers, urls
 from tests.waiting import until
@@ -22,7 +22,7 @@ async def test_a_run_with_unreachable_servers_delays_no_other_publication(
         await w.run("lost", backends=[dead.url])
         await w.run()
         dead.silent = True
-        w.core.watched.reported(dead.url, Trouble.REFUSED, 1, 1, "reset")
+        w.core.watched.reported(dead.url, BackendFault.REFUSED, 1, 1, "reset")
         publisher, lost = w.served.gateway.publisher, w.core.run("lost")
         pending = asyncio.ensure_future(publisher.publish(lost, 1, "/w/1", wait_s=60.0))
         async with asyncio.timeout(60):
@@ -36,7 +36,7 @@ async def test_a_run_is_published_when_its_server_returns(tmp_path: Path) -> Non
     async with servers(1) as (server,), running_gateway(tmp_path, backends=(server.url,)) as w:
         server.serves = True
         await w.run()
-        w.core.watched.reported(server.url, Trouble.REFUSED, 1, 1, "reset")
+        w.core.watched.reported(server.url, BackendFault.REFUSED, 1, 1, "reset")
         assert w.core.watched.health(server.url).is_out
         async with asyncio.timeout(60):
             assert (await say(w, "/w/1"))[0] == 201

@@ -24,6 +24,7 @@ from prorl.stages.failover import MAX_FAULTS, Ask, Routed
 from prorl.testing import RENDERER
 from prorl.types import (
     AttemptKey,
+    BackendFault,
     FailureClass,
     FailureCode,
     PolicyVersion,
@@ -31,7 +32,6 @@ from prorl.types import (
     SpanKind,
     StopReason,
     Trajectory,
-    Trouble,
 )
 from tests.agents.test_native import context
 from tests.backends.misbehaving_server import PIECE, Misbehaving, Mode
@@ -121,7 +121,7 @@ async def test_a_stream_that_breaks_loses_no_token_and_no_attempt() -> None:
         assert sequence.span_kind_S.tolist() == [SpanKind.CONTEXT, SpanKind.TRAINED]
         assert sequence.span_version_S.tolist() == [-1, 3]
         assert [(request.trouble, request.attempt) for request in s.failovers] == [
-            (Trouble.REFUSED, KEY)
+            (BackendFault.REFUSED, KEY)
         ]
         assert len(trajectory.turns) == 1
 
@@ -129,13 +129,13 @@ async def test_a_stream_that_breaks_loses_no_token_and_no_attempt() -> None:
 @pytest.mark.parametrize(
     ("mode", "trouble"),
     [
-        (Mode.ERROR, Trouble.ERROR),
-        (Mode.BUSY, Trouble.BUSY),
-        *((mode, Trouble.MALFORMED) for mode in (Mode.EMPTY, Mode.GARBAGE, Mode.NAN)),
+        (Mode.ERROR, BackendFault.ERROR),
+        (Mode.BUSY, BackendFault.BUSY),
+        *((mode, BackendFault.MALFORMED) for mode in (Mode.EMPTY, Mode.GARBAGE, Mode.NAN)),
     ],
 )
 async def test_a_bad_reply_is_evidence_and_another_server_answers(
-    mode: Mode, trouble: Trouble
+    mode: Mode, trouble: BackendFault
 ) -> None:
     """X16: none of it trains, none of it costs an attempt."""
     async with scene(mode, Mode.WELL) as s:
@@ -151,7 +151,7 @@ async def test_the_time_of_a_refused_reply_is_returned_to_the_budget() -> None:
         s.servers[0].delay_s = 0.5
         trajectory = await s.run()
         assert trajectory.stop_reason is StopReason.DONE
-        assert [request.trouble for request in s.failovers] == [Trouble.MALFORMED]
+        assert [request.trouble for request in s.failovers] == [BackendFault.MALFORMED]
         assert s.free_s() > 0.4
 
 
@@ -166,7 +166,7 @@ async def test_a_silent_server_is_abandoned_when_the_gateway_ejects_it(
         s.backends.update_pool(dead=[s.servers[0].url], keyed=[])
         trajectory = await running
         assert trajectory.stop_reason is StopReason.DONE
-        assert [request.trouble for request in s.failovers] == [Trouble.SILENT]
+        assert [request.trouble for request in s.failovers] == [BackendFault.SILENT]
         check_exact(trajectory, *s.servers)
 
 
@@ -198,7 +198,7 @@ async def test_a_server_that_froze_and_thawed_gets_no_call_twice(is_back_first: 
         trajectory = await running
         assert trajectory.stop_reason is StopReason.DONE
         assert len(server.calls) == 1, "sampled again"
-        assert [request.trouble for request in s.failovers] == [Trouble.SILENT]
+        assert [request.trouble for request in s.failovers] == [BackendFault.SILENT]
         check_exact(trajectory, server)
 
 
@@ -241,7 +241,7 @@ async def test_silence_is_noticed_without_the_gateway_too(monkeypatch: pytest.Mo
     async with scene(Mode.SILENT, Mode.WELL) as s:
         trajectory = await s.run()
         assert trajectory.stop_reason is StopReason.DONE
-        assert [request.trouble for request in s.failovers] == [Trouble.SILENT]
+        assert [request.trouble for request in s.failovers] == [BackendFault.SILENT]
         assert s.free_s() > 0.15, "waiting for a server costs no budget"
 
 
@@ -281,7 +281,7 @@ async def test_a_server_with_old_weights_is_abandoned_and_its_tokens_dropped() -
         s.labels = ("tag:2:y", "tag:3:x")
         trajectory = await s.run(min_version=3)
         assert trajectory.stop_reason is StopReason.DONE
-        assert [request.trouble for request in s.failovers] == [Trouble.BEHIND]
+        assert [request.trouble for request in s.failovers] == [BackendFault.BEHIND]
         assert trajectory.sequences[0].span_version_S.tolist() == [-1, 3]
         check_exact(trajectory, s.servers[1])
 
@@ -383,7 +383,7 @@ async def test_a_server_that_is_busy_is_waited_for_as_it_says_and_charged_to_nob
         server.mode = Mode.WELL
         trajectory = await running
         assert trajectory.stop_reason is StopReason.DONE
-        assert {request.trouble for request in s.failovers} == {Trouble.BUSY}
+        assert {request.trouble for request in s.failovers} == {BackendFault.BUSY}
         assert s.free_s() > 0.05 * 3, "it waited, and the budget stood still"
 
 
@@ -417,7 +417,7 @@ async def test_a_call_that_a_later_call_overtook_is_abandoned(
         lost.answers_probes = True
         trajectory = await asyncio.wait_for(s.run(), 100)
         assert trajectory.stop_reason is StopReason.DONE
-        assert [request.trouble for request in s.failovers] == [Trouble.SILENT]
+        assert [request.trouble for request in s.failovers] == [BackendFault.SILENT]
 
 
 async def test_a_call_in_a_queue_that_nobody_leaves_is_waited_for(

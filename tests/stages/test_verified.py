@@ -12,7 +12,7 @@ import pytest
 from prorl.envs.noop import NoopEnv
 from prorl.errors import RolloutError, SandboxError
 from prorl.limits import Deadline
-from prorl.protocols import Sandbox, Verifies
+from prorl.protocols import Sandbox, SupportsTaskVerification
 from prorl.stages.eval import Verified
 from prorl.testing import make_task
 from prorl.types import FailureCode, SandboxSpec, Stage, Task
@@ -55,7 +55,7 @@ async def test_siblings_share_a_single_trial_and_other_tasks_have_their_own(
     verified: Verified,
 ) -> None:
     env = TriedEnv()
-    assert isinstance(env, Verifies)
+    assert isinstance(env, SupportsTaskVerification)
     assert await _check(verified, env, *[TASK] * 8) == [None] * 8
     assert env.num_trials == 1
     await _check(verified, env, TASK, make_task("tried", "another"))

@@ -57,7 +57,7 @@ async def test_a_run_is_kept_as_long_as_its_trainer_needs_it(tmp_path: Path) -> 
 async def test_a_service_deletes_an_ended_run_and_its_name_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway, "FORGOTTEN", 2)
+    monkeypatch.setattr(gateway, "DELETE_BATCH", 2)
     async with running_gateway(tmp_path) as w, store(w), pipeline(w):
         await w.run(filter="none", delivery="store")
         await w.submit(*(group(f"t{i}", n=2) for i in range(3)))

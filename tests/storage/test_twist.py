@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from prorl.analysis.twist import Twist, open_twisted
+from prorl.analysis.twist import ReplayTransform, open_twisted
 from prorl.errors import ConflictError, NotFoundError, UserError
 from prorl.filters import FILTERS
 from prorl.schema import SCORES, SEQUENCES
@@ -43,14 +43,14 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def test_without_a_twist_it_is_the_replay(run: RunDir) -> None:
-    order, index = open_twisted(run.where, Twist())
+    order, index = open_twisted(run.where, ReplayTransform())
     plain, stored = open_replay(run.where)
     assert (order.run_id, list(order.groups)) == (plain.run_id, list(plain.groups))
     assert row_hashes(index.read(2)) == row_hashes(stored.read(2))
 
 
 def test_a_selection_gives_groups_and_order(run: RunDir) -> None:
-    twist = Twist(
+    twist = ReplayTransform(
         select="select distinct group_id from rollouts where group_id < 3 order by 1 desc"
     )
     order, index = open_twisted(run.where, twist)
@@ -61,14 +61,14 @@ def test_a_selection_gives_groups_and_order(run: RunDir) -> None:
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_every_named_filter_sees_what_it_asks_for(run: RunDir, name: str) -> None:
-    assert set(open_twisted(run.where, Twist(filter=name))[0].groups) <= set(
-        open_twisted(run.where, Twist(filter="none"))[0].groups
+    assert set(open_twisted(run.where, ReplayTransform(filter=name))[0].groups) <= set(
+        open_twisted(run.where, ReplayTransform(filter="none"))[0].groups
     )
 
 
 def test_a_shuffle_is_a_seeded_permutation(run: RunDir) -> None:
     first, again, other = (
-        list(open_twisted(run.where, Twist(seed=seed))[0].groups) for seed in (7, 7, 8)
+        list(open_twisted(run.where, ReplayTransform(seed=seed))[0].groups) for seed in (7, 7, 8)
     )
     assert first == again
     assert sorted(first) == sorted(other) == sorted([*ORDER, 1, 3])
@@ -76,14 +76,14 @@ def test_a_shuffle_is_a_seeded_permutation(run: RunDir) -> None:
 
 
 def test_another_reward_is_served_and_filtered_by(run: RunDir) -> None:
-    order, index = open_twisted(run.where, Twist(score="other", filter="dapo"))
+    order, index = open_twisted(run.where, ReplayTransform(score="other", filter="dapo"))
     assert list(order.groups) == [group for group in ORDER if group % 2 == 0]
     batch = index.read(4)
     assert batch.column("reward").to_pylist() == [0.0, 1.0, 0.0, 1.0]
     assert batch.schema.equals(SEQUENCES)
-    _, rescored = open_twisted(run.where, Twist(score="other"))
+    _, rescored = open_twisted(run.where, ReplayTransform(score="other"))
     assert rescored.read(1).column("rollout_id").to_pylist() == [5, 6, 7], "4 has no verdict"
-    assert open_twisted(run.where, Twist(filter="dapo"))[0].delivered == 0, (
+    assert open_twisted(run.where, ReplayTransform(filter="dapo"))[0].delivered == 0, (
         "first rewards are equal"
     )
 
@@ -96,23 +96,28 @@ def test_a_group_too_small_for_the_filter_is_not_filtered(run: RunDir) -> None:
         if i // 4 != 2 or i % 4 == 0
     ]
     add_scores(run, "few", pa.Table.from_pylist(rows, schema=SCORES))
-    order, _ = open_twisted(run.where, Twist(score="few", filter=only))
+    order, _ = open_twisted(run.where, ReplayTransform(score="few", filter=only))
     assert list(order.groups) == [group for group in (*ORDER, 1, 3) if group != 2]
 
 
 def test_names_tell_twists_apart(run: RunDir) -> None:
     names = {
         open_twisted(run.where, twist)[0].run_id
-        for twist in (Twist(), Twist(seed=1), Twist(seed=2), Twist(score="other"))
+        for twist in (
+            ReplayTransform(),
+            ReplayTransform(seed=1),
+            ReplayTransform(seed=2),
+            ReplayTransform(score="other"),
+        )
     }
     assert len(names) == 4
 
 
 def test_bad_twists_are_refused_in_a_single_line(run: RunDir) -> None:
     with pytest.raises(UserError, match="`group_id`"):
-        open_twisted(run.where, Twist(select="select 1 as n"))
+        open_twisted(run.where, ReplayTransform(select="select 1 as n"))
     with pytest.raises(NotFoundError, match="there are: other"):
-        open_twisted(run.where, Twist(score="nope"))
+        open_twisted(run.where, ReplayTransform(score="nope"))
 
 
 def test_of_two_simultaneous_scorings_with_the_same_name_the_second_is_refused(run: RunDir) -> None:

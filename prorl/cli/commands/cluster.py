@@ -17,7 +17,7 @@ from prorl.cli.settings import job_settings
 from prorl.client.client import connect
 from prorl.config import ServiceConfig, parse
 from prorl.config.file import load_file
-from prorl.deploy.leavers import Leavers, drain_and_wait
+from prorl.deploy.leavers import NodeDrainer, drain_and_wait
 from prorl.deploy.running import signals
 
 ADAPT_EVERY = "5s"
@@ -78,7 +78,7 @@ def cluster(
     settings = job_settings("cluster", config, {}, set_ or []).service
     checked = parse(ServiceConfig, settings, "service")
     client = connect(root)
-    leavers = Leavers(checked.drain_s, checked.sigterm_drain_s, partial(drain_and_wait, client))
+    leavers = NodeDrainer(checked.drain_s, checked.sigterm_drain_s, partial(drain_and_wait, client))
     with placer(root, settings, "127.0.0.1" if system == "local" else _own_address(root)) as made:
         if system == "local":
             make = partial(clusters.local, made, leavers)
@@ -123,7 +123,7 @@ async def _show(make: Callable[[], Any]) -> int:
 
 
 async def _keep(
-    make: Callable[[], Any], leavers: Leavers, scale: Callable[[Any], None], *, adapts: bool
+    make: Callable[[], Any], leavers: NodeDrainer, scale: Callable[[Any], None], *, adapts: bool
 ) -> int:
     """Hold the cluster, which belongs to this loop, until somebody asks to stop."""
     from prorl.deploy.cluster import replace_lost

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple, get_args
 
-from prorl.envs.answers.words import agreed, bare, doubtful
+from prorl.envs.answers.words import bare, is_hedged, strip_agreement_words
 from prorl.envs.units import parse_unit
 
 MAX_ANSWER_CHARS = 1000
@@ -227,10 +227,10 @@ def _answer_statement(text: str) -> str:
 def _unmarked(text: str) -> Answer:
     """Returns the answer of a text that marks none: of its last sentence."""
     sentence = _last_sentence(text)
-    if (word := agreed(sentence)) != sentence:
+    if (word := strip_agreement_words(sentence)) != sentence:
         return Answer(word, "last sentence")
     maths = _formulas(sentence)
-    if maths and not doubtful(_MATHS.sub(" ", sentence)):
+    if maths and not is_hedged(_MATHS.sub(" ", sentence)):
         return Answer(maths, "last sentence")
     if each := _EACH.search(_BOLD.sub("", sentence)):
         return Answer(each[1].strip(" *"), "last sentence")
@@ -238,7 +238,7 @@ def _unmarked(text: str) -> Answer:
         return Answer(equation, "last sentence")
     if behind := stated(sentence):
         return Answer(behind[0], "last sentence")
-    if doubtful(sentence):
+    if is_hedged(sentence):
         return Answer(sentence[:MAX_ANSWER_CHARS], "last sentence")
     if _NOTATION.fullmatch(sentence):
         return Answer(sentence.strip(), "last sentence")
@@ -307,4 +307,4 @@ def stated(sentence: str) -> tuple[str, ...]:
     if rest.strip(" .!") in ("", "not"):
         return ()
     is_mathematics = re.match(r"[-+−$\\(\[{.]*\d|[\\$(\[{]", rest)
-    return (rest,) if is_mathematics or len(rest.split()) <= 3 or doubtful(rest) else ()
+    return (rest,) if is_mathematics or len(rest.split()) <= 3 or is_hedged(rest) else ()

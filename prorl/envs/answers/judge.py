@@ -25,7 +25,7 @@ from prorl.envs.answers.compare import assigned, is_name, same
 from prorl.envs.answers.congruence import same_congruence
 from prorl.envs.answers.evaluate import UndefinedError, number, symbols
 from prorl.envs.answers.find import MAX_ANSWER_CHARS
-from prorl.envs.answers.measures import PERCENT, Speech, fits, ratio, unit_text
+from prorl.envs.answers.measures import PERCENT, QuestionContext, fits, ratio, unit_text
 from prorl.envs.answers.notation import (
     UnreadableError,
     decimal_commas,
@@ -34,15 +34,15 @@ from prorl.envs.answers.notation import (
 from prorl.envs.answers.numerals import numerals
 from prorl.envs.answers.parse import Node, parse
 from prorl.envs.answers.words import (
-    agreed,
     bare,
-    doubtful,
     exact_text,
+    is_hedged,
     plain_of,
     plain_text,
     same_case,
     same_words,
-    undress,
+    strip_agreement_words,
+    strip_markup,
 )
 from prorl.envs.units import parse_unit, words_of
 
@@ -55,7 +55,7 @@ _CALCULATES = re.compile(
 _MEASURED = re.compile(r"(?<=\d) ?([A-Za-z]+)(?![\w^])")
 _CONSTANT = re.compile(r"\+ ?([ckK])$")
 """The constant of integration, whose letter is free."""
-Rule = Callable[[str, str, Speech], bool | None]
+Rule = Callable[[str, str, QuestionContext], bool | None]
 
 
 Grading = Literal["strict", "closed_form", "value"]
@@ -82,11 +82,11 @@ def judge(
     reference, answer = (_ROW_GAP.sub(r"\\\\ ", text) for text in (reference, answer))
     if not answer.strip() or len(answer) > MAX_ANSWER_CHARS or "~~" in answer:  # struck out
         return False, "no usable answer"
-    reference, answer = undress(reference), undress(answer)
+    reference, answer = strip_markup(reference), strip_markup(answer)
     if letter := _CONSTANT.search(answer) if reference.endswith("C") else None:
         is_free = letter[1] not in re.sub(r"\\[a-zA-Z]+", "", reference)
         answer = f"{answer[:-1]}C" if is_free else answer
-    speech = Speech(question, reference, grading)
+    speech = QuestionContext(question, reference, grading)
     reference, answer = (_for_all(text, speech) for text in (reference, answer))
     for name, rule in _RULES:
         verdict = rule(reference, answer, speech)
@@ -127,7 +127,7 @@ _SETS = dict(zip("ℝℚℤℕℂ", "RQZNC", strict=True))
 _DOMAIN_WORDS = {"real": "R", "rational": "Q", "integer": "Z", "natural": "N", "complex": "C"}
 
 
-def _for_all(text: str, speech: Speech) -> str:
+def _for_all(text: str, speech: QuestionContext) -> str:
     """Returns a formula without `for all real x` behind it, if the question names that domain."""
     match = _FOR_ALL.search(text)
     if match is None:
@@ -189,7 +189,7 @@ _CHOSEN = re.compile(
 )
 
 
-def _choice(reference: str, answer: str, speech: Speech) -> bool | None:
+def _choice(reference: str, answer: str, speech: QuestionContext) -> bool | None:
     """Judges a reference of one capital letter or several, with or without the choice's text."""
     plain = plain_of(reference)
     letter = _CHOICE.fullmatch(plain)
@@ -209,7 +209,7 @@ def _choice(reference: str, answer: str, speech: Speech) -> bool | None:
     return not match[2] or _is_text_of(letter[1], match[2], speech)
 
 
-def _is_text_of(letter: str, text: str, speech: Speech) -> bool:
+def _is_text_of(letter: str, text: str, speech: QuestionContext) -> bool:
     """Returns whether a text is that of a choice in the question's list; any number where it has
     none.
     """
@@ -230,7 +230,7 @@ def _letters(text: str) -> frozenset[str]:
     return frozenset(letters)
 
 
-def _choice_with_text(reference: str, answer: str, speech: Speech) -> bool | None:
+def _choice_with_text(reference: str, answer: str, speech: QuestionContext) -> bool | None:
     """Judges a reference such as `(B) 24` by its letter, its text or both."""
     reference_match = _LETTERED.fullmatch(plain_of(reference).replace("~", " "))
     if reference_match is None:
@@ -257,7 +257,7 @@ _AS_WRITTEN = re.compile(
 _PADDED = re.compile(r"0\d+")
 
 
-def _text(reference: str, answer: str, speech: Speech) -> bool | None:
+def _text(reference: str, answer: str, speech: QuestionContext) -> bool | None:
     """Judges sign by sign, or as words; where the reference is words, nothing else is right."""
     if exact_text(reference) == exact_text(answer):
         return True
@@ -281,10 +281,15 @@ def _text(reference: str, answer: str, speech: Speech) -> bool | None:
     return False if is_word or _tree(plain) is None else None
 
 
-def _answer_forms(answer: str, speech: Speech) -> tuple[str, ...]:
+def _answer_forms(answer: str, speech: QuestionContext) -> tuple[str, ...]:
     stated = re.match(r"^([A-Za-z ]+) (?:is|are|was) (.+)$", answer)
     short = stated[2] if stated and speech.labels(stated[1]) else answer
-    return answer, short, re.sub(r"^(?:on|in|at) (?=[A-Z])", "", short), agreed(answer)
+    return (
+        answer,
+        short,
+        re.sub(r"^(?:on|in|at) (?=[A-Z])", "", short),
+        strip_agreement_words(answer),
+    )
 
 
 def _squeezed(text: str) -> str:
@@ -305,7 +310,7 @@ _BASES = {
 _PREFIXED = re.compile(r"0([bBoOxX])([0-9A-Fa-f]+)")
 
 
-def _base(reference: str, answer: str, speech: Speech) -> bool | None:
+def _base(reference: str, answer: str, speech: QuestionContext) -> bool | None:
     """Judges digits in the reference's base, or the same number in another base."""
     expected, actual = _in_base(reference), _in_base(bare(answer))
     if expected is None:
@@ -343,7 +348,7 @@ _TIME = re.compile(r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))? ?([ap])\.? ?m\b\.?", re.
 _CLOCK = re.compile(r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))?")
 
 
-def _time(reference: str, answer: str, speech: Speech) -> bool | None:
+def _time(reference: str, answer: str, speech: QuestionContext) -> bool | None:
     """Judges a time of the day, where the reference has a.m. or p.m."""
     expected = _seconds(reference)
     if expected is None:
@@ -370,7 +375,7 @@ def _seconds(text: str) -> int | None:
     return (hour * 60 + int(match[2])) * 60 + int(match[3] or 0)
 
 
-def _congruence(reference: str, answer: str, speech: Speech) -> bool | None:
+def _congruence(reference: str, answer: str, speech: QuestionContext) -> bool | None:
     return same_congruence(reference, bare(answer))
 
 
@@ -437,7 +442,9 @@ def _meaning(text: str) -> str:
     return _MEANT.get(plain, text)
 
 
-def _same_mathematics(reference: str, answer: str, speech: Speech, is_step: bool) -> bool | None:
+def _same_mathematics(
+    reference: str, answer: str, speech: QuestionContext, is_step: bool
+) -> bool | None:
     """Returns whether both are equal mathematics; None where the reference has no value."""
     if _INVERSE.match(reference) or "inverse" in speech.question:
         reference, answer = _INVERSE.sub("", reference), _INVERSE.sub("", answer)
@@ -465,7 +472,7 @@ _CONTAINERS = words_of(
 """Operators of a tree that are no arithmetic."""
 
 
-def _is_done(text: str, reference: Node, answer: Node, speech: Speech) -> bool:
+def _is_done(text: str, reference: Node, answer: Node, speech: QuestionContext) -> bool:
     """Returns whether an answer is worked out as far as its reference, in the form that is asked
     for.
     """
@@ -528,7 +535,7 @@ def _is_same(reference: Node, answer: Node) -> bool:
         return False
 
 
-def _unshared(reference: Node, answer: Node, speech: Speech) -> Node:
+def _unshared(reference: Node, answer: Node, speech: QuestionContext) -> Node:
     """`150%` as 1.5, where the reference is a number that is no whole one."""
     if (
         speech.grading != "strict"
@@ -543,7 +550,7 @@ def _unshared(reference: Node, answer: Node, speech: Speech) -> Node:
     return answer
 
 
-def _in_question_form(reference: Node, answer: Node, speech: Speech) -> tuple[Node, Node]:
+def _in_question_form(reference: Node, answer: Node, speech: QuestionContext) -> tuple[Node, Node]:
     """Returns both as the question asks for them: as an ordered list, a point or an interval."""
     if (
         reference.op == "list"
@@ -576,7 +583,7 @@ def _in_question_form(reference: Node, answer: Node, speech: Speech) -> tuple[No
     return reference, answer
 
 
-def _point(node: Node, speech: Speech) -> Node:
+def _point(node: Node, speech: QuestionContext) -> Node:
     """Returns the point of its coordinates (`x = 4, y = 3`), or of its name (`V(3, 5)`)."""
     if node.op == "*" and node.args[0].name.isupper() and node.args[-1].op == "sequence":
         return node.args[-1] if len(node.args) == 2 else node
@@ -612,7 +619,7 @@ def _may_hold(node: Node) -> bool:
     return values == sorted(values, reverse=node.name[0] == ">")
 
 
-def _turned(reference: str, answer: str, speech: Speech) -> tuple[str, ...]:
+def _turned(reference: str, answer: str, speech: QuestionContext) -> tuple[str, ...]:
     """Returns an angle in degrees as one in radians that tell of pi, and the other way round."""
     if not speech.asks_angle:
         return ()
@@ -625,13 +632,13 @@ def _turned(reference: str, answer: str, speech: Speech) -> tuple[str, ...]:
     return ()
 
 
-def _candidates(text: str, is_list: bool, speech: Speech) -> Iterator[Node]:
+def _candidates(text: str, is_list: bool, speech: QuestionContext) -> Iterator[Node]:
     """The trees of an answer whose words the question knows; none of an answer that is none."""
     counted = _COUNTED.match(bare(text))
     if counted and speech.counts(counted[2]):  # `3 dozen eggs`, where it is asked how many dozen
         text = counted[1]
     text = _unlabelled(_unrepeated(bare(text)), speech)
-    if doubtful(text):
+    if is_hedged(text):
         return
     for part in _sides(text):
         for node in _trees(part, is_list=is_list):
@@ -647,7 +654,7 @@ def _unrepeated(text: str) -> str:
     return match[1]
 
 
-def _unlabelled(text: str, speech: Speech) -> str:
+def _unlabelled(text: str, speech: QuestionContext) -> str:
     """Returns an answer without its label (`Area = `, `f(5) = `); none if another's."""
     label = _LABEL.match(text)
     if label is None or (len(label[1]) == 1 and label[2] in "=:"):
@@ -708,7 +715,7 @@ def _amount(text: str) -> float | None:
     return None
 
 
-def _allowed(node: Node, speech: Speech, *, is_alone: bool = True) -> Node | None:
+def _allowed(node: Node, speech: QuestionContext, *, is_alone: bool = True) -> Node | None:
     """Returns a tree whose units the question or the reference knows, else None."""
     if node.op == "unit":
         unit = unit_text(node.name)

@@ -8,7 +8,7 @@ of the units that the question itself writes. Before it may stand what the quest
 these words, or `answer`, `total` and the like. No other words stand there, no sentences. Where no
 question is known, units of measurement pass.
 
->>> speech = Speech("How many eggs does Janet find each day?", "18")
+>>> speech = QuestionContext("How many eggs does Janet find each day?", "18")
 >>> [speech.allows(unit) for unit in ("eggs", "eggs a day", "lakh", "apples", "km", "dollars")]
 [True, True, False, False, False, False]
 >>> fits("km", "kg"), fits("hours", "min"), fits("apples", ""), fits("apples", "pears")
@@ -159,7 +159,7 @@ MAX_QUESTION_CHARS = 16_000
 """Of a longer question the end is read, which asks: patterns here may take its square in steps."""
 
 
-class Speech:
+class QuestionContext:
     """The things that a question and its reference speak of."""
 
     def __init__(self, question: str, reference: str, grading: str = "closed_form") -> None:
@@ -471,7 +471,7 @@ def fits(reference_unit: str, answer_unit: str) -> bool:
     """Returns whether an answer in one unit can be right for a reference in the other.
 
     An answer without a unit is in the wanted one; a reference without one takes what its question
-    allows (`Speech.allows`).
+    allows (`QuestionContext.allows`).
     """
     if not answer_unit or not reference_unit or reference_unit == answer_unit:
         return True

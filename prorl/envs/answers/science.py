@@ -22,7 +22,7 @@ from typing import Any
 
 from prorl.envs.answers.find import MARKED, OTHER, final_answer, stated
 from prorl.envs.answers.judge import judge as judge_mathematics
-from prorl.envs.answers.measures import Speech
+from prorl.envs.answers.measures import QuestionContext
 from prorl.envs.answers.notation import decimal_commas
 from prorl.envs.answers.numerals import numerals
 from prorl.envs.answers.words import same_case
@@ -146,7 +146,7 @@ def _compare(
         tolerance = float(data.get("tolerance", TOLERANCE))
         if "tolerance" not in data and not right.has_unit and not acidity:
             tolerance = 0.0 if _COUNT.fullmatch(reference.strip()) else tolerance
-        actual = _answer_quantity(answer, right, Speech(question, reference))
+        actual = _answer_quantity(answer, right, QuestionContext(question, reference))
         if actual is None or (
             actual.has_unit and not right.has_unit and not _is_share(actual, right)
         ):
@@ -161,7 +161,7 @@ def _is_share(actual: Quantity, expected: Quantity) -> bool:
     return str(actual.unit) == "percent" and abs(expected.value) <= 1
 
 
-def _answer_quantity(answer: str, expected: Quantity, speech: Speech) -> Quantity | None:
+def _answer_quantity(answer: str, expected: Quantity, speech: QuestionContext) -> Quantity | None:
     """Returns the quantity that an answer is.
 
     Where the reference has no unit, one that the question speaks of is left out.

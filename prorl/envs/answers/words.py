@@ -1,7 +1,7 @@
 r"""The words and signs around and instead of mathematics: dress, lead-ins, doubts, plain texts.
 
-Pure functions over short texts in which white space is single (`undress`): so their patterns are
-linear.
+Pure functions over short texts in which white space is single (`strip_markup`): so their patterns
+are linear.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ _TWO_LETTERS = frozenset(
 )
 
 
-def undress(text: str) -> str:
+def strip_markup(text: str) -> str:
     """Returns a text without delimiters, markdown and the full stop behind it, its spaces single.
 
     A currency's sign becomes its name behind the number.
 
-    >>> undress("**$1,234.50**."), undress("€5 million"), undress("$3 + $4")
+    >>> strip_markup("**$1,234.50**."), strip_markup("€5 million"), strip_markup("$3 + $4")
     ('1,234.50 dollars', '5 million euros', '3 + 4')
     """
     text = " ".join("".join(map(_signed, text)).split())
@@ -125,7 +125,7 @@ def _priced(text: str) -> str:
     return _PRICE.sub(lambda price: f"{price[1] or price[2]} {name}", text, count=1)
 
 
-def agreed(text: str) -> str:
+def strip_agreement_words(text: str) -> str:
     """Returns the `Yes` of `Yes, it is.`; any other text as it stands."""
     match = _AGREED.match(text)
     return match[1] if match else text
@@ -149,10 +149,10 @@ def bare(text: str) -> str:
     return _LEAD.sub("", text).strip() or text
 
 
-def doubtful(text: str) -> bool:
+def is_hedged(text: str) -> bool:
     """Returns whether words deny, bound or weaken what the text says.
 
-    >>> doubtful("not 42"), doubtful("more than 18"), doubtful("42 eggs a day")
+    >>> is_hedged("not 42"), is_hedged("more than 18"), is_hedged("42 eggs a day")
     (True, True, False)
     """
     return _DOUBT.search(TEXT_COMMANDS.sub(r" \1 ", text)) is not None

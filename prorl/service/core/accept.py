@@ -136,7 +136,7 @@ class Acceptance(CorePart):
         run.add(group)
         run.queues.add_groups(group.group_id, group.group_id + 1, now)
         self.note_size(run, group.n)
-        self._journal.settle(group)
+        self._journal.evict_when_idle(group)
         self._journal.mark_run(run)
         run.accepted.next_group += 1
         run.accepted.next_rollout += group.n
@@ -151,7 +151,7 @@ class Acceptance(CorePart):
         run_id = group.run.run_id
         facts = (getattr(group, name) for name in sql.GROUP_FACTS)
         self._journal.insert(sql.INSERT_GROUP, (run_id, *facts, *group_row(group)))
-        self._journal.tell_store(group.run, TASK, group.group_id, None)
+        self._journal.append_outbox(group.run, TASK, group.group_id, None)
         for rollout in group.rollouts:
             identity = (run_id, rollout.rollout_id, group.group_id, rollout.sample_index)
             self._journal.insert(sql.INSERT_ROLLOUT, identity + rollout_row(rollout))

@@ -21,7 +21,7 @@ from prorl.service.core.state import State
 from prorl.service.pool.balancer import Balancer
 from prorl.service.pool.health import HealthVerdict, ServerHealth
 from prorl.service.shapes import BackendView
-from prorl.types import Trouble
+from prorl.types import BackendFault
 
 BUSY_S = 30.0
 """A server that put a call off is called busy for so long."""
@@ -132,24 +132,26 @@ class BackendWatch:
         """Servers on which RUN must not wait any longer."""
         return sorted(name for name, health in self._health.items() if health.is_out)
 
-    def probed(self, name: str, trouble: Trouble | None) -> None:
+    def probed(self, name: str, trouble: BackendFault | None) -> None:
         health = self.health(name)
         if not health.is_out:
             self._judge(name, health.probe(trouble), f"a probe was {trouble}")
 
-    def reported(self, name: str, trouble: Trouble, faults: int, calls: int, message: str) -> None:
+    def reported(
+        self, name: str, trouble: BackendFault, faults: int, calls: int, message: str
+    ) -> None:
         if not is_server(name):
             return
         health = self.health(name)
-        health.refused_replies += trouble is Trouble.MALFORMED
-        if trouble is Trouble.BUSY:
+        health.refused_replies += trouble is BackendFault.MALFORMED
+        if trouble is BackendFault.BUSY:
             health.busy_replies, health.busy_at = health.busy_replies + 1, self._clock()
             health.busy_reason = message
         self._judge(name, health.call(trouble, faults, calls), message)
-        if trouble in (Trouble.REFUSED, Trouble.SILENT):
+        if trouble in (BackendFault.REFUSED, BackendFault.SILENT):
             self.doubts.setdefault(name, asyncio.Event()).set()
 
-    def tried(self, name: str, trouble: Trouble | None, jitter: float) -> None:
+    def tried(self, name: str, trouble: BackendFault | None, jitter: float) -> None:
         health = self.health(name)
         if trouble is not None:
             health.failed_again(self._clock(), trouble, jitter)

@@ -193,7 +193,7 @@ class Commits(CorePart):
         record.run.commits.num_rows += 1
         self._journal.mark_rollout(record)
         if record.group.settled:
-            self._journal.settle(record.group)
+            self._journal.evict_when_idle(record.group)
 
     def published(self, run: RunRecord, commit_seq: int) -> None:
         """Note that commits/<seq>.json is on disk. Raises ConflictError for a commit that the log

@@ -17,7 +17,6 @@ from prorl.control import (
     CommitCursor,
     CommitPart,
     ControlRow,
-    Disowned,
     Done,
     Failed,
     Handout,
@@ -28,6 +27,7 @@ from prorl.control import (
     Progress,
     Propose,
     Reserve,
+    RunRejected,
     Stats,
 )
 from prorl.errors import ConflictError, NotFoundError, UserError
@@ -106,7 +106,7 @@ class Core:
 
     def _give_up_leases(self) -> None:
         """Gives up leases of the life before that nobody has claimed when all workers are back."""
-        if self._leases and self.workers.all_came(self._claim_grace_s):
+        if self._leases and self.workers.have_all_reconnected(self._claim_grace_s):
             leases, self._leases = self._leases, []
             for record, attempt in leases:
                 current = record.life.state is RolloutState.LEASED
@@ -137,7 +137,7 @@ class Core:
         """Take the group into memory until it is at rest, if it may still change."""
         if group.is_open and group.group_id not in group.run.groups:
             group.run.add(group)
-            self.journal.settle(group)
+            self.journal.evict_when_idle(group)
         return group
 
     def rollout(self, run_id: str, rollout_id: int) -> RolloutRecord:
@@ -285,7 +285,7 @@ class Core:
             case Kind.PUBLISHED:
                 self.commits.published(run, row.read(PartPublished).commit_seq)
             case Kind.DISOWNED:
-                self.fail_run(run, row.read(Disowned).reason)
+                self.fail_run(run, row.read(RunRejected).reason)
             case _:
                 cursor = row.read(CommitCursor)
                 self.groups.cursor(run, cursor.consumer, cursor.seq)
@@ -307,7 +307,7 @@ class Core:
         self._give_up_leases()
         self.rollouts.settle_orphans()
         self.workers.forget()
-        self.workers.hold_back()
+        self.workers.suspend_leases()
         now = self._clock()
         num_in_hand = sum(run.in_hand for run in self.state.open.values())
         for run in list(self.state.open.values()):
@@ -322,10 +322,10 @@ class Core:
         self.datasets.durable(batch)
         self.groups.durable(batch)
         for group in batch.settled:
-            if not group.at_rest or group.run.is_next(group):
+            if not group.is_evictable or group.run.is_next(group):
                 continue
             if self.journal.pending(group):
-                self.journal.settle(group)
+                self.journal.evict_when_idle(group)
             else:
                 group.run.forget(group)
         if self.state.num_closed > KEPT_CLOSED:

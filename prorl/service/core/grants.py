@@ -32,7 +32,7 @@ _NOWHERE = "no node had the image {!r} within {:g} s"
 LOOKS_AGAIN_S = 2.0
 """Until a rollout whose image no node has is tried again: nodes come seldom."""
 
-LOOKS = 64
+PLACEMENT_SCAN = 64
 """How many rollouts whose nodes have no room just now one `pump` passes over, in each run."""
 
 
@@ -101,7 +101,7 @@ class LeaseGrants(CorePart):
                 if loaded.group_id not in run.groups:
                     run.add(loaded)
         group = run.groups[group_id]
-        self._journal.settle(group)
+        self._journal.evict_when_idle(group)
         return group
 
     def _grant_next(self, run: RunRecord, room_for: RoomFor) -> bool:
@@ -123,7 +123,7 @@ class LeaseGrants(CorePart):
         """The run's next that a node can take: what cannot be placed holds up nobody."""
         full: list[RolloutRecord] = []
         placeable = None
-        while placeable is None and len(full) < LOOKS:
+        while placeable is None and len(full) < PLACEMENT_SCAN:
             record = self._next(run)
             if record is None:
                 break

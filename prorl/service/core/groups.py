@@ -213,7 +213,7 @@ class Groups(CorePart):
             group.run.add(group)  # until this is durable the log would give back what it was
         self._journal.mark_group(group)
         if group.settled:
-            self._journal.settle(group)
+            self._journal.evict_when_idle(group)
 
     def _event(self, group: GroupRecord, event: str, kept: bool) -> None:
         run = group.run
@@ -231,7 +231,7 @@ class Groups(CorePart):
             event_at=int(self._wall() * 1e6),
         )
         run.decisions.next_event += 1
-        self._journal.tell_store(run, Kind.ROWS, group.group_id, Rows(events=(row,)))
+        self._journal.append_outbox(run, Kind.ROWS, group.group_id, Rows(events=(row,)))
 
 
 def _mean(before: float, sample: float) -> float:

@@ -68,7 +68,7 @@ class Journal:
         """Say this to a worker once everything so far is durable."""
         self._batch.outbox.setdefault(worker, []).append(row)
 
-    def tell_store(self, run: RunRecord, kind: str, ref: int, payload: Payload | None) -> None:
+    def append_outbox(self, run: RunRecord, kind: str, ref: int, payload: Payload | None) -> None:
         """Put a row into the outbox, with everything so far; `ref`: the group that it is about."""
         self._last_seq += 1
         text = "" if payload is None else msgspec.json.encode(payload).decode()
@@ -89,7 +89,7 @@ class Journal:
     def grant(self, record: RolloutRecord) -> None:
         self._batch.granted.append((record, record.life.attempt))
 
-    def settle(self, record: GroupRecord) -> None:
+    def evict_when_idle(self, record: GroupRecord) -> None:
         self._batch.settled.append(record)
 
     def marks(self, run: RunRecord) -> bool:

@@ -110,7 +110,7 @@ class Leases(CorePart):
             await self._outlet.serve(channel)
         finally:
             self._streams -= 1
-            for run_id, rollout_id, attempt in self._outlet.lacked():
+            for run_id, rollout_id, attempt in self._outlet.unplaceable():
                 record = self._rollouts.find(run_id, rollout_id)
                 if record is not None and _current(record, attempt):
                     self._rollouts.lost(record, EventKind.RETURN)

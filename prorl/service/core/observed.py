@@ -66,7 +66,7 @@ class Spent(NamedTuple):
 
 
 @dataclass(slots=True)
-class Effort:
+class StepUtilization:
     total: Spent = field(default_factory=Spent)
     last: deque[Spent] = field(default_factory=lambda: deque(maxlen=LAST))
     handed: deque[float] = field(default_factory=deque)

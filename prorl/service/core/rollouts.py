@@ -154,7 +154,7 @@ class Rollouts(CorePart):
             num_sampled=record.num_sampled,
             ended_at=int(self._wall() * 1e6),
         )
-        self._journal.tell_store(
+        self._journal.append_outbox(
             record.run, Kind.ROWS, record.group.group_id, Rows(attempts=(row,))
         )
 
@@ -196,7 +196,7 @@ class Rollouts(CorePart):
                     worker.in_flight.discard(record)
                 record.holders.clear()
             case Action.STORE_TERMINAL:
-                self._journal.tell_store(
+                self._journal.append_outbox(
                     record.run,
                     Kind.TERMINAL,
                     record.group.group_id,
@@ -216,12 +216,12 @@ class Rollouts(CorePart):
                 task_id=group.task_id,
                 members=tuple(map(member, group.rollouts)),
             )
-            self._journal.tell_store(group.run, Kind.GROUP_COMPLETE, group.group_id, row)
+            self._journal.append_outbox(group.run, Kind.GROUP_COMPLETE, group.group_id, row)
         elif not group.members.cut:
             valid = [m.reward for m in map(member, group.rollouts) if m.valid]
             rewards = [reward for reward in valid if reward is not None]
             group.members.differs = len(set(rewards)) > 1
-            if find_filter(group.run.config.filter).hopeless(rewards, group.members.pending):
+            if find_filter(group.run.config.filter).cannot_be_kept(rewards, group.members.pending):
                 self._cut(group, FailureCode.REDUNDANT)
 
     def _cut(self, group: GroupRecord, code: FailureCode) -> None:

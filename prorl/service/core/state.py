@@ -20,7 +20,7 @@ from prorl.filters import find_filter
 from prorl.graph import GRAPH
 from prorl.service.core.group_pool import GroupPool
 from prorl.service.core.lifecycle import Event, EventKind, RolloutLife
-from prorl.service.core.observed import Effort
+from prorl.service.core.observed import StepUtilization
 from prorl.service.core.sampler import UNKNOWN, Demand, Rate, reached
 from prorl.service.pool.balancer import Balancer, Suits
 from prorl.service.pool.weights import ServedWeights
@@ -38,7 +38,7 @@ KEPT_CLOSED = 64
 LISTED_FAILURES = 10
 """Pairs of code and node: a run on many nodes may have hundreds."""
 
-AHEAD = 500
+PREFETCH_ROLLOUTS = 500
 """Rollouts of a run that may be in memory before they are started: reading them from the log one
 group at a time would cost more than they do.
 """
@@ -61,13 +61,13 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
 """What the log keeps of a run as one text, by the record that has it: no restart counts rows."""
 
 
-class Ordered(dict[T, None]):
+class OrderedSet(dict[T, None]):
     """A set in the order in which its members came.
 
     What is decided over it follows from events alone; a set of records goes by where they lie in
     memory, and the same events would not lead to the same state twice.
 
-    >>> names = Ordered[str]()
+    >>> names = OrderedSet[str]()
     >>> for name in ("b", "a", "c", "b"):
     ...     names.add(name)
     >>> names.discard("a")
@@ -122,7 +122,7 @@ class WorkerRecord:
     images: Mapping[str, str] | None = None
     """Digests of its node's images by name; None: it may have any."""
     status: WorkerStatus = field(default_factory=WorkerStatus)
-    in_flight: Ordered[RolloutRecord] = field(default_factory=Ordered)
+    in_flight: OrderedSet[RolloutRecord] = field(default_factory=OrderedSet)
 
     @property
     def is_store(self) -> bool:
@@ -166,7 +166,7 @@ class RolloutRecord:
     failed_on: str = ""
     """Backend that failed the last attempt: the next one goes elsewhere if it can."""
     stored: StoredRow = field(default_factory=StoredRow)
-    holders: Ordered[WorkerRecord] = field(default_factory=Ordered)
+    holders: OrderedSet[WorkerRecord] = field(default_factory=OrderedSet)
     lease_confirmed: bool = False
     """Whether INIT said that it has the lease."""
     since: float = 0.0
@@ -259,7 +259,7 @@ class GroupRecord:
         return self.decision.state is GroupState.OPEN
 
     @property
-    def at_rest(self) -> bool:
+    def is_evictable(self) -> bool:
         """Tells whether it need not stay in memory: not started, or settled."""
         return self.settled or (self.is_open and not self.members.opened)
 
@@ -513,7 +513,7 @@ class RunRecord:
     outbox: RunOutbox = field(default_factory=RunOutbox)
     weights: RunWeightsState = field(default_factory=RunWeightsState)
     watch: RunWatch = field(default_factory=RunWatch)
-    effort: Effort = field(default_factory=Effort)
+    effort: StepUtilization = field(default_factory=StepUtilization)
     groups: dict[int, GroupRecord] = field(default_factory=dict)
     keys: dict[str, GroupRecord] = field(default_factory=dict)
     rollouts: dict[int, RolloutRecord] = field(default_factory=dict)
@@ -641,7 +641,7 @@ class RunRecord:
     @property
     def ahead(self) -> int:
         """Groups at the head of the pool that may be in memory."""
-        return max(1, AHEAD // self.accepted.group_size)
+        return max(1, PREFETCH_ROLLOUTS // self.accepted.group_size)
 
     def is_next(self, group: GroupRecord) -> bool:
         """Returns whether a group waits at the head of the pool: it will be wanted soon."""

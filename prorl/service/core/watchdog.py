@@ -147,11 +147,11 @@ class ProgressWatchdog:
                 *(r for _, _, r in islice(run.queues.resting, 1)),
             ]
             image = next((image_of(record.group) for record in waits), "") if quiet else ""
-            lacked = image if image and nobody_has(self._state, image) else ""
+            unplaceable = image if image and nobody_has(self._state, image) else ""
             able = self._state.able(run)
             guests = waiting_for_guests(self._state, run.run_id) if quiet else {}
             why = (
-                reason(run, workers, able, lacked, guests, lease_block_reason, disk)
+                reason(run, workers, able, unplaceable, guests, lease_block_reason, disk)
                 if quiet
                 else ""
             )

@@ -45,7 +45,7 @@ from prorl.types import AttemptKey, RolloutState, Stage
 REMEMBERED_LIVES = 1024
 
 
-class _Away(NamedTuple):
+class _Disconnected(NamedTuple):
     """A worker whose stream has ended, and what is its own within the grace."""
 
     worker: WorkerRecord
@@ -61,10 +61,10 @@ class Workers(CorePart):
         """Name by incarnation, the last one of each name behind its earlier ones; of names that are
         not here at most `REMEMBERED_LIVES`.
         """
-        self._away: dict[str, _Away] = {}
+        self._away: dict[str, _Disconnected] = {}
         self._came_at: float | None = None
 
-    def all_came(self, quiet_s: float) -> bool:
+    def have_all_reconnected(self, quiet_s: float) -> bool:
         """Returns whether workers have come, and none for so long. After a restart all come
         together, as fast as machine and network allow.
         """
@@ -193,7 +193,7 @@ class Workers(CorePart):
         """Treats a worker as away that comes back before its broken stream was noticed."""
         same_life, in_flight = earlier.incarnation == worker.incarnation, list(earlier.in_flight)
         if same_life:
-            self._away[worker.name] = _Away(earlier, in_flight, self._clock())
+            self._away[worker.name] = _Disconnected(earlier, in_flight, self._clock())
         for record in in_flight:
             end = EventKind.RETURN if worker.remote else EventKind.LOST
             if not same_life:
@@ -210,7 +210,7 @@ class Workers(CorePart):
         in_flight, grace_s = list(worker.in_flight), self._grace_s(worker)
         if grace_s:
             until = self._clock() + grace_s
-            self._away[worker.name] = _Away(worker, in_flight, until)
+            self._away[worker.name] = _Disconnected(worker, in_flight, until)
         for record in in_flight:
             end = EventKind.RETURN if worker.remote else EventKind.LOST
             self._rollouts.leave(record, worker, end, grace_s)
@@ -269,7 +269,7 @@ class Workers(CorePart):
             w for w in self._state.workers.values() if now - w.status.seen_at > WORKER_SILENCE_S
         ]
 
-    def hold_back(self) -> None:
+    def suspend_leases(self) -> None:
         """Note which INIT workers get no leases, and why."""
         self._give_up_stalled(self._clock())
         for init in self._state.of_role("init"):

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from prorl.states import Trouble
+from prorl.states import BackendFault
 
 SLOW_MISSES = 2
 """Unanswered probes in a row until a server is out, as long as half of the pool is in."""
@@ -70,24 +70,24 @@ class ServerHealth:
     def is_out(self) -> bool:
         return self.out_since >= 0.0
 
-    def probe(self, trouble: Trouble | None) -> HealthVerdict:
+    def probe(self, trouble: BackendFault | None) -> HealthVerdict:
         """A health probe was answered (None), or what became of it."""
         if trouble is None:
             self.misses = 0
             return HealthVerdict.NONE
         self.misses += 1
-        if trouble is not Trouble.SILENT or self.misses >= DEAD_MISSES:
+        if trouble is not BackendFault.SILENT or self.misses >= DEAD_MISSES:
             return HealthVerdict.DEAD
         return HealthVerdict.SLOW if self.misses >= SLOW_MISSES else HealthVerdict.NONE
 
     @staticmethod
-    def call(trouble: Trouble, faults: int, calls: int) -> HealthVerdict:
+    def call(trouble: BackendFault, faults: int, calls: int) -> HealthVerdict:
         """A model call went wrong; of the last `calls` of that worker `faults` went wrong alike."""
         match trouble:
-            case Trouble.REFUSED:
+            case BackendFault.REFUSED:
                 return HealthVerdict.DEAD
-            case Trouble.ERROR | Trouble.MALFORMED | Trouble.SILENT:
-                share = ERROR_SHARE if trouble is Trouble.ERROR else LIE_SHARE
+            case BackendFault.ERROR | BackendFault.MALFORMED | BackendFault.SILENT:
+                share = ERROR_SHARE if trouble is BackendFault.ERROR else LIE_SHARE
                 tripped = faults >= MIN_FAULTS and faults >= share * calls
                 return HealthVerdict.DEAD if tripped else HealthVerdict.NONE
             case _:
@@ -101,10 +101,12 @@ class ServerHealth:
         self.tries, self.out_since, self.reason = 0, now, reason
         self.back_at = now + self._backoff_s
 
-    def failed_again(self, now: float, trouble: Trouble, jitter: float) -> None:
+    def failed_again(self, now: float, trouble: BackendFault, jitter: float) -> None:
         """Asked, it is not well; `jitter` from 0 to 1 spreads the next try."""
         self.tries += 1
-        longest_s = ABSENT_S if trouble in (Trouble.REFUSED, Trouble.SILENT) else LAST_BACKOFF_S
+        longest_s = (
+            ABSENT_S if trouble in (BackendFault.REFUSED, BackendFault.SILENT) else LAST_BACKOFF_S
+        )
         self.back_at = now + min(longest_s, self._backoff_s) * (0.5 + jitter / 2)
 
     def back(self, now: float) -> None:
