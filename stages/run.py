@@ -20,7 +20,7 @@ from typing import Any
 
 from prorl.agents import get_agent
 from prorl.agents.context import AttemptContext
-from prorl.agents.desk import Desk
+from prorl.agents.guest_broker import GuestBroker
 from prorl.backends import open_probed
 from prorl.control import (
     BackendStatus,
@@ -105,7 +105,7 @@ class RunOperator(StageOperator):
             journals=Journals(
                 config.root / "journal" / parts.name, sync=os.fsync if config.journal_sync else None
             ),
-            desk=Desk.of(config, parts.name, parts.waits),
+            guest_broker=GuestBroker.of(config, parts.name, parts.waits),
             clear_crashes=lambda key: crashes.clear_crashes(
                 config.root / "quarantine", owner_of(key)
             ),
@@ -125,7 +125,7 @@ class RunOperator(StageOperator):
         emit: Emit,
         ask: Ask | None = None,
         journals: Journals | None = None,
-        desk: Desk | None = None,
+        guest_broker: GuestBroker | None = None,
         clear_crashes: Callable[[AttemptKey], None] = lambda key: None,
         node: str = "",
         worker: str = "",
@@ -141,7 +141,7 @@ class RunOperator(StageOperator):
         self._keeps_journals = journals is not None
         self._journals = journals or Journals(Path())
         """Not opened, they keep nothing."""
-        self._desk, self._stack = desk or Desk(), AsyncExitStack()
+        self._guest_broker, self._stack = guest_broker or GuestBroker(), AsyncExitStack()
         self._recovered: dict[AttemptKey, Recovered] = {}
         """What the last life left, until the gateway has said who goes on with it."""
         self.backends = Backends(self._open, clock, has_key=bool(api_key))
@@ -151,7 +151,7 @@ class RunOperator(StageOperator):
     @property
     def waits_for(self) -> Mapping[str, Mapping[str, int]]:
         """Rows that wait for a guest from elsewhere: how many by its name, by run."""
-        return self._desk.waits_for
+        return self._guest_broker.waits_for
 
     async def __call__(self, row: Row) -> Added:
         """Raises RolloutError when it cannot begin; what happens later is in the row."""
@@ -192,7 +192,7 @@ class RunOperator(StageOperator):
                     run_seed=lease.run_seed,
                     min_version=PolicyVersion(lease.min_version),
                     journal=journal,
-                    desk=self._desk,
+                    guest_broker=self._guest_broker,
                     routed_experts=lease.keep_routed_experts,
                     train=lease.train,
                     renderer_spec=lease.renderer,
@@ -221,10 +221,10 @@ class RunOperator(StageOperator):
 
     async def open(self) -> None:
         """Let guests in; read what the last life left, but where its sandbox is gone."""
-        if self._desk.at is not None:
-            from prorl.agents.desk_server import serving  # it brings aiohttp
+        if self._guest_broker.at is not None:
+            from prorl.agents.guest_broker_server import serving  # it brings aiohttp
 
-            await self._stack.enter_async_context(serving(self._desk))
+            await self._stack.enter_async_context(serving(self._guest_broker))
         if not self._keeps_journals:
             return
         recovered = self._journals.open()

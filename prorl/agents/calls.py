@@ -22,7 +22,7 @@ from prorl.agents.record import AttemptRecord
 from prorl.agents.sampler import within
 from prorl.env_state import bound, checked_response
 from prorl.errors import RolloutError, SandboxError, boundary
-from prorl.journal import UNKNOWN, CallId, Marks, ToolAnswer
+from prorl.journal import UNKNOWN, CallId, SupportsCallIds, ToolAnswer
 from prorl.protocols import Responds
 from prorl.types import FailureCode, Message, ToolCall, ToolResult
 from prorl.waits import wait_limit_s
@@ -126,7 +126,7 @@ class ToolCalls:
     def _marked(self, turn: int, number: int) -> Iterator[None]:
         """Marks what the sandbox is asked for in the block as belonging to this call."""
         sandbox = self._context.sandbox
-        if not isinstance(sandbox, Marks):
+        if not isinstance(sandbox, SupportsCallIds):
             yield
             return
         sandbox.mark(CallId(self._journal.epoch, turn, number))

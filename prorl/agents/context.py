@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Protocol
 
-from prorl.agents.desk import Desk
+from prorl.agents.guest_broker import GuestBroker
 from prorl.env_state import EnvState
 from prorl.journal import AttemptJournal
 from prorl.limits import Deadline
@@ -62,7 +62,7 @@ class AttemptContext:
     min_version: PolicyVersion = FIRST_VERSION
     journal: AttemptJournal = field(default_factory=AttemptJournal)
     """What an earlier life of the attempt has recorded, and where this one is written down."""
-    desk: Desk = field(default_factory=Desk)
+    guest_broker: GuestBroker = field(default_factory=GuestBroker)
     """Where guests take their turns, and those of other hosts their work."""
     renderer_spec: str = ""
     """What another process makes the same renderer of; empty where none can."""

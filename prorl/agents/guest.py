@@ -20,7 +20,7 @@ from pathlib import Path
 import prorl
 from prorl.agents.capture.model_endpoint import ModelEndpoint
 from prorl.agents.context import AttemptContext
-from prorl.agents.desk import GuestWork
+from prorl.agents.guest_broker import GuestWork
 from prorl.agents.ending import End, run_to_trajectory, end_with
 from prorl.agents.program import environment, served, until_over
 from prorl.agents.sampler import Sampler
@@ -49,13 +49,13 @@ async def _drive(context: AttemptContext, sampler: Sampler) -> End:
         "sample_index": context.sample_index,
         "data": data,
     }
-    key = secrets.token_hex(16) if argv else ""  # the desk checks the key of a lease
+    key = secrets.token_hex(16) if argv else ""  # the broker checks the key of a lease
     endpoint = ModelEndpoint(context, sampler, key=key)
     async with served(context, endpoint, _listener() if argv else None) as base_url:
         if argv:
             work = _play(context, endpoint, argv, environment(context, base_url, key), task)
         else:
-            work = context.desk.lend(
+            work = context.guest_broker.lend(
                 GuestWork(
                     name=name,
                     key=context.key,
@@ -102,7 +102,7 @@ async def _play(
     argv = [word.replace("{guests}", str(SHIPPED)) for word in argv]
     own = {name: text for name, text in os.environ.items() if not name.startswith("PRORL_")}
     message = json.dumps({"argv": argv, "env": env, "task": json.dumps(task)})
-    async with context.desk.starting(context.deadline, endpoint.first_call):
+    async with context.guest_broker.starting(context.deadline, endpoint.first_call):
         guardian = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "prorl.linux.guest", str(os.getpid())),
             stdin=asyncio.subprocess.PIPE,

@@ -5,7 +5,7 @@ survives the node or a stop in order, since sandboxes end with them: what a node
 not end within its time begins anew elsewhere.
 """
 
-from prorl.journal.attempt import UNKNOWN, AttemptJournal, CallId, Marks
+from prorl.journal.attempt import UNKNOWN, AttemptJournal, CallId, SupportsCallIds
 from prorl.journal.folder import Journals
 from prorl.journal.records import AttemptEnd, RecordedCall, Recovered, ToolAnswer
 
@@ -15,8 +15,8 @@ __all__ = [
     "AttemptJournal",
     "CallId",
     "Journals",
-    "Marks",
     "RecordedCall",
     "Recovered",
+    "SupportsCallIds",
     "ToolAnswer",
 ]

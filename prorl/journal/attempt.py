@@ -20,7 +20,7 @@ from prorl.errors import RolloutError
 from prorl.journal.records import (
     AttemptEnd,
     FrameKind,
-    Past,
+    JournalRecord,
     RecordedCall,
     ToolAnswer,
     answer_body,
@@ -50,7 +50,7 @@ class CallId(NamedTuple):
 
 
 @runtime_checkable
-class Marks(Protocol):
+class SupportsCallIds(Protocol):
     """A sandbox that remembers calls by their ids."""
 
     def mark(self, call: CallId | None) -> None:
@@ -72,7 +72,7 @@ class AttemptJournal:
         self._lived = epoch == 0
         """Whether something happened in this life that no earlier one can have begun."""
 
-    def remember(self, record: Past) -> None:
+    def remember(self, record: JournalRecord) -> None:
         """Take in what an earlier life recorded, in its order."""
         match record:
             case RecordedCall():

@@ -100,7 +100,7 @@ class Takeover(NamedTuple):
     epoch: int
 
 
-Past = RecordedCall | ToolAnswer | AttemptEnd
+JournalRecord = RecordedCall | ToolAnswer | AttemptEnd
 """What the next life hears of an attempt."""
 
 
@@ -181,7 +181,7 @@ def _bytes(array: np.ndarray[Any, Any], kind: str) -> bytes:
 # ---- reading
 
 
-def read(kind: FrameKind, body: memoryview) -> Past | Takeover:
+def read(kind: FrameKind, body: memoryview) -> JournalRecord | Takeover:
     """The record in a frame that holds no row. Raises SchemaError."""
     try:
         return _READ[kind](body)
@@ -261,7 +261,7 @@ def _read_ended(body: memoryview) -> AttemptEnd:
     return AttemptEnd(stop=stop, code=code, message=text, artifact=artifact, spent_s=spent_s)
 
 
-_READ: dict[FrameKind, Callable[[memoryview], Past | Takeover]] = {
+_READ: dict[FrameKind, Callable[[memoryview], JournalRecord | Takeover]] = {
     FrameKind.LIFE: msgspec.msgpack.Decoder(Takeover).decode,
     FrameKind.CALL: _read_call,
     FrameKind.ANSWER: _read_answer,
@@ -276,7 +276,7 @@ class Recovered(NamedTuple):
     row: Row
     epoch: int
     """Of its last life."""
-    records: tuple[Past, ...]
+    records: tuple[JournalRecord, ...]
     path: Path
     num_bytes: int
     num_frames: int
@@ -286,7 +286,7 @@ def parse_journal(path: Path, prefix: Prefix) -> Recovered:
     """The records of a file's frames. Raises SchemaError for what a worker cannot have written."""
     if not prefix.frames or prefix.frames[0].kind != FrameKind.ROW:
         raise SchemaError("it does not begin with a row", "a row, then records")
-    row, epoch, records = read_row(prefix.frames[0].body), 0, list[Past]()
+    row, epoch, records = read_row(prefix.frames[0].body), 0, list[JournalRecord]()
     for place, frame in enumerate(prefix.frames[1:], 1):
         if frame.kind not in _READ:
             raise SchemaError(f"frame {place} is of kind {frame.kind}", "a row, then records")

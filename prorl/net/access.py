@@ -107,7 +107,7 @@ def _route(method: str, path: str) -> tuple[frozenset[str], dict[str, str]]:
 
 
 def check_lease(role: str) -> None:
-    """Raise ForbiddenError unless it may play attempts (`prorl.agents.desk`)."""
+    """Raise ForbiddenError unless it may play attempts (`prorl.agents.guest_broker`)."""
     if role:
         _check(role, "a lease of guests", frozenset({"guest"}))
 

@@ -110,7 +110,9 @@ class ConnectedSandbox:
         self._num_steps = 0
 
     def mark(self, call: CallId | None) -> None:
-        """Marks the next request as belonging to this tool call; see `prorl.journal.Marks`."""
+        """Marks the next request as belonging to this tool call; see
+        `prorl.journal.SupportsCallIds`.
+        """
         self._call, self._num_steps = call, 0
 
     async def call(self, tool: str, arguments: Mapping[str, Json], timeout_s: float) -> ToolResult:

@@ -16,7 +16,7 @@ import pytest
 
 from prorl.agents import get_agent
 from prorl.agents.context import AttemptContext
-from prorl.agents.desk import Desk
+from prorl.agents.guest_broker import GuestBroker
 from prorl.envs import get_env
 from prorl.errors import RolloutError, TaskError
 from prorl.limits import Deadline
@@ -113,12 +113,12 @@ async def test_two_hundred_at_once_of_which_some_die_hang_up_and_say_it_twice() 
             0.5,
         ),
     )
-    before, desk = guest_folders(), Desk()
+    before, guest_broker = guest_folders(), GuestBroker()
 
     async def reward_of(number: int) -> float | str | None:
         script, reply, _ = scripts[number % len(scripts)]
         made = attempt(guest(script), reply, reply, reply, turns=3)
-        made.desk = desk
+        made.guest_broker = guest_broker
         trajectory = await get_agent("guest").run(made)
         if trajectory.failure.code is FailureCode.NONE:
             env = get_env("guest")
@@ -133,11 +133,11 @@ async def test_two_hundred_at_once_of_which_some_die_hang_up_and_say_it_twice() 
 
 async def test_while_it_waits_for_its_turn_its_time_stands_still() -> None:
     """The attempts before it hang; it has less time than they take."""
-    desk, first = Desk(), guest("import time; time.sleep(999)")
+    guest_broker, first = GuestBroker(), guest("import time; time.sleep(999)")
     hung = [attempt(first, run_s=3.0) for _ in range(2 * (os.cpu_count() or 1))]
     last = attempt(guest(GRADE), "24", run_s=2.9)
     for made in (*hung, last):
-        made.desk = desk
+        made.guest_broker = guest_broker
     played = await asyncio.gather(*map(get_agent("guest").run, (*hung, last)))
     codes = [each.failure.code for each in played]
     assert codes == [FailureCode.EVAL_FAILED] * len(hung) + [FailureCode.NONE]

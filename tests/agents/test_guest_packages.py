@@ -15,7 +15,7 @@ from prorl.envs import get_env
 from prorl.errors import RolloutError
 from prorl.testing import Played, Replies, Reply, make_task, play
 from prorl.types import FAILURE_CLASS, FailureCode, Json, RolloutLimits, ToolCall
-from tests.agents.test_desk import free_port
+from tests.agents.test_guest_broker import free_port
 from tests.waiting import until
 
 VENVS = Path(os.environ.get("PRORL_GUESTS", ".venv-guests")).absolute()

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prorl.agents.capture.canonical import ConversationRequest, chain
-from prorl.agents.capture.ledger import Call, Ledger
+from prorl.agents.capture.ledger import Call, ConversationTree
 from prorl.agents.sampler import Sampler
 from prorl.states import TASK_LINEAGES
 from prorl.testing import RENDERER, sampled
@@ -62,7 +62,7 @@ class Agent:
     def __init__(self, train: tuple[Lineage, ...] = TASK_LINEAGES) -> None:
         self.backend = Says()
         self.sampler = Sampler(attempt(self.backend))
-        self.ledger = Ledger(attempt(self.backend, train=train), self.sampler)
+        self.ledger = ConversationTree(attempt(self.backend, train=train), self.sampler)
         self.requests: list[ConversationRequest] = []
         self.calls: list[Call] = []
         """In the order of the requests."""

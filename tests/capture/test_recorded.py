@@ -16,7 +16,7 @@ import pytest
 
 from prorl.agents.capture import chat, messages, responses
 from prorl.agents.capture.canonical import chain
-from prorl.agents.capture.ledger import Call, Ledger
+from prorl.agents.capture.ledger import Call, ConversationTree
 from prorl.agents.sampler import Sampler
 from prorl.testing import RENDERER, Replies, sampled
 from prorl.types import Completion, Json, Message
@@ -103,7 +103,7 @@ class Player:
     def __init__(self) -> None:
         self.backend = Replies()
         self.sampler = Sampler(attempt(self.backend))
-        self.ledger = Ledger(attempt(self.backend), self.sampler)
+        self.ledger = ConversationTree(attempt(self.backend), self.sampler)
         self.ids: list[dict[str, str]] = []
 
     def translated(self, body: dict[str, Json]) -> dict[str, Json]:

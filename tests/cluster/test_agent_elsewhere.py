@@ -15,7 +15,7 @@ import pytest
 
 from prorl.storage.read.catalog import StoredRun
 from prorl.types import Json
-from tests.agents.test_desk import PULL
+from tests.agents.test_guest_broker import PULL
 from tests.agents.test_harbor_guest import AGENTS, BIN, TOML, rows
 from tests.cluster.cluster_service import PRORL, running_cluster
 from tests.cluster.namespace_hosts import Hosts

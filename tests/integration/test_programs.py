@@ -19,8 +19,8 @@ from prorl.cli.run_job import run_plan
 from prorl.cli.summary import lines, summarise
 from prorl.errors import ConfigError
 from prorl.storage.read.catalog import StoredRun
-from tests.agents.test_desk import PULL, free_port
 from tests.agents.test_guest import ASK, GRADE
+from tests.agents.test_guest_broker import PULL, free_port
 from tests.agents.test_program import LOOP
 from tests.integration.conftest import SLOW_IN_A_SINGLE_PROCESS
 from tests.integration.run_checks import check_complete, rows

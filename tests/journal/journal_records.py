@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from prorl.journal import AttemptEnd, RecordedCall, Recovered, ToolAnswer, frames
-from prorl.journal.records import Past, parse_journal
+from prorl.journal.records import JournalRecord, parse_journal
 from prorl.schema.rows import Row
 from prorl.types import (
     Completion,
@@ -86,7 +86,7 @@ def look(path: Path) -> Recovered | None:
     return parse_journal(path, prefix) if prefix.frames else None
 
 
-def same(record: Past, other: Past) -> bool:
+def same(record: JournalRecord, other: JournalRecord) -> bool:
     """Returns whether two records hold the same, arrays by value."""
     try:
         np.testing.assert_equal(dataclasses.asdict(record), dataclasses.asdict(other))

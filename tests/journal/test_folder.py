@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from prorl.journal import AttemptEnd, AttemptJournal, Journals, RecordedCall, Recovered, ToolAnswer
-from prorl.journal.records import Past
+from prorl.journal.records import JournalRecord
 from prorl.schema.columns import read_key
 from prorl.schema.rows import Row, row_hashes
 from prorl.types import FinishReason
 from tests.journal.journal_records import ENDED, answer, recorded_call, row, same
 
-RECORDS: tuple[Past, ...] = (
+RECORDS: tuple[JournalRecord, ...] = (
     recorded_call(0),
     answer(0),
     answer(0, 1),

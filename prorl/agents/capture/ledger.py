@@ -83,7 +83,7 @@ class Call:
     continued: bool = False
 
 
-class Ledger:
+class ConversationTree:
     def __init__(self, context: AttemptContext, sampler: Sampler) -> None:
         self._context, self._sampler, self._record = context, sampler, sampler.record
         self._renderer = context.renderer

@@ -40,7 +40,7 @@ from prorl import exact_json
 from prorl.agents.capture import chat
 from prorl.agents.capture.canonical import ConversationRequest, RefusedError, load_json, read_object
 from prorl.agents.capture.connections import Connections
-from prorl.agents.capture.ledger import Call, Ledger
+from prorl.agents.capture.ledger import Call, ConversationTree
 from prorl.agents.capture.reading import COUNTS, DIALECTS, Dialect, Incoming, read
 from prorl.agents.capture.share import Account, share
 from prorl.errors import RolloutError, UserError
@@ -76,7 +76,7 @@ class ModelEndpoint:
     """
 
     def __init__(self, context: AttemptContext, sampler: Sampler, *, key: str = "") -> None:
-        self._ledger, self._key = Ledger(context, sampler), key
+        self._ledger, self._key = ConversationTree(context, sampler), key
         self._account, self._same_work = Account(), crashes.current()
         self._connections = Connections(self._handle, self._account)
         room = max_token_bytes(context.renderer) * context.limits.max_tokens

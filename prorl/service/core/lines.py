@@ -26,7 +26,7 @@ FIRST_REST_S, LAST_REST_S = 60.0, 960.0
 HINT = "do large packets pass? compare the MTU of both ends"
 
 
-class Lines:
+class NodeLinks:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._sessions: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))

@@ -27,7 +27,7 @@ from prorl.control import (
 from prorl.filters import GroupMember, find_filter
 from prorl.service.core.journal import Base, CorePart
 from prorl.service.core.lifecycle import Action, Event, EventKind, step
-from prorl.service.core.lines import Lines
+from prorl.service.core.lines import NodeLinks
 from prorl.service.core.observed import Observed, Phase
 from prorl.service.core.runs import RunLifecycle
 from prorl.service.core.sampler import LATE
@@ -84,7 +84,7 @@ class Rollouts(CorePart):
     def __init__(self, base: Base, runs: RunLifecycle) -> None:
         super().__init__(base)
         self._runs = runs
-        self.lines = Lines(base.clock)
+        self.lines = NodeLinks(base.clock)
         self.observed = Observed()
         self._orphans: dict[RolloutRecord, Orphan] = {}
 

@@ -1,4 +1,5 @@
-"""The HTTP of a `Desk`, for guests from elsewhere, on a listener of RUN's own (docs/guests.md).
+"""The HTTP of a `GuestBroker`, for guests from elsewhere, on a listener of RUN's own
+(docs/guests.md).
 
 What comes after a lease's end gets 410, an outcome that is said again 200, another one 409. Model
 calls are signs of life; all paths but a lease's own are the attempt's model endpoint
@@ -24,7 +25,7 @@ from prorl.net.access import check_lease
 from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
-    from prorl.agents.desk import Desk, GuestLease
+    from prorl.agents.guest_broker import GuestBroker, GuestLease
     from prorl.net.bearer import Keys
     from prorl.net.tls import AnyCredentials, Credentials
 
@@ -33,14 +34,14 @@ _ENDS = {409: "it has ended otherwise", 410: "this lease has ended"}
 
 
 @asynccontextmanager
-async def serving(desk: Desk) -> AsyncIterator[None]:
+async def serving(guest_broker: GuestBroker) -> AsyncIterator[None]:
     """Let guests in until the block ends; over TLS with credentials. Raises ConfigError where the
     port is taken.
     """
-    assert desk.at is not None, "a desk without a port has no server"
-    host, port, _ = desk.at
-    server = web.Server(partial(_handle, desk, desk.keys), access_log=None)
-    context = _tls_context(desk.credentials) if desk.credentials else None
+    assert guest_broker.at is not None, "a broker without a port has no server"
+    host, port, _ = guest_broker.at
+    server = web.Server(partial(_handle, guest_broker, guest_broker.keys), access_log=None)
+    context = _tls_context(guest_broker.credentials) if guest_broker.credentials else None
     try:
         loop = asyncio.get_running_loop()
         listening = await loop.create_server(server, host, port, ssl=context)
@@ -53,21 +54,23 @@ async def serving(desk: Desk) -> AsyncIterator[None]:
         await server.shutdown(0.1)
 
 
-async def _handle(desk: Desk, keys: Keys, request: web.BaseRequest) -> web.StreamResponse:
+async def _handle(
+    guest_broker: GuestBroker, keys: Keys, request: web.BaseRequest
+) -> web.StreamResponse:
     sent = sent_key(request)
     path = request.path.strip("/").split("/")
     try:
         if path[:2] == ["v1", "guests"] and path[3:] == ["lease"]:
-            return await _lend(desk, keys, request, path[2])
+            return await _lend(guest_broker, keys, request, path[2])
         lease_id, _, _ = sent.partition(".")
-        if not hmac.compare_digest(sent.encode(), desk.key(lease_id).encode()):
+        if not hmac.compare_digest(sent.encode(), guest_broker.key(lease_id).encode()):
             raise UnauthorizedError("no key of a lease", "the bearer that came with it")
         how = path[4] if path[:3] == ["v1", "guests", "leases"] and len(path) == 5 else ""
         if how and path[3] != lease_id:
             raise UnauthorizedError("the key of another lease", "the bearer that came with it")
         if how in ("done", "failed"):
-            return _status_reply(desk.end(lease_id, how, await read_body(request)))
-        lease = desk.leased(lease_id)
+            return _status_reply(guest_broker.end(lease_id, how, await read_body(request)))
+        lease = guest_broker.leased(lease_id)
         return await _serve(lease, request, how) if lease else _status_reply(410)
     except UnauthorizedError as error:
         return failure(chat, 401, "authentication_error", str(error))
@@ -77,15 +80,17 @@ async def _handle(desk: Desk, keys: Keys, request: web.BaseRequest) -> web.Strea
         return failure(chat, 400, "invalid_request_error", str(error))
 
 
-async def _lend(desk: Desk, keys: Keys, request: web.BaseRequest, name: str) -> web.Response:
+async def _lend(
+    guest_broker: GuestBroker, keys: Keys, request: web.BaseRequest, name: str
+) -> web.Response:
     grant = keys.check(request.headers.get("authorization", "").encode())
     check_lease(grant.role)
     body = await read_body(request)
     slots = min(int(body.get("slots", 1)), MAX_SLOTS)
-    await desk.wait_for(name, min(MAX_WAIT_S, float(body.get("wait_s", 30.0))), grant)
+    await guest_broker.wait_for(name, min(MAX_WAIT_S, float(body.get("wait_s", 30.0))), grant)
     if request.transport is None or request.transport.is_closing():
         return web.Response()  # nobody is there to take one
-    return web.json_response([lease.offer for lease in desk.take(name, slots, grant)])
+    return web.json_response([lease.offer for lease in guest_broker.take(name, slots, grant)])
 
 
 async def _serve(lease: GuestLease, request: web.BaseRequest, how: str) -> web.StreamResponse:

@@ -1,11 +1,12 @@
-"""`Desk`: what the guests of one RUN worker share: turns at starting, and work for those elsewhere.
+"""`GuestBroker`: what the guests of one RUN worker share: turns at starting, and work for those
+elsewhere.
 
 A guest that RUN starts waits for its turn, at nobody's expense: two hundred interpreters that begin
 at once would spend each other's time. A guest that comes from elsewhere leases an attempt, over
-HTTP (`prorl.agents.desk_server`); attempts wait for one at nobody's expense, too, and without a
-slot of RUN's: the gateway leases only so many rows ahead of a run's guests. A lease is one
-attempt's and ends with it, whoever ends that. A guest that is silent for `SILENT_S` has lost it,
-and attempt + 1 is offered anew. Belongs to one event loop.
+HTTP (`prorl.agents.guest_broker_server`); attempts wait for one at nobody's expense, too, and
+without a slot of RUN's: the gateway leases only so many rows ahead of a run's guests. A lease is
+one attempt's and ends with it, whoever ends that. A guest that is silent for `SILENT_S` has lost
+it, and attempt + 1 is offered anew. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class GuestLease:
         self.alive_at = asyncio.get_running_loop().time()
 
 
-class Desk:
+class GuestBroker:
     """`at`: host, port, URL for guests from elsewhere, without which none come.
 
     Keys of leases are made of `secret`, so that the next life still knows who had one.
@@ -109,7 +110,7 @@ class Desk:
     @classmethod
     def of(
         cls, config: ServiceConfig, worker: str, waits: Callable[[AttemptKey, bool], None]
-    ) -> Desk:
+    ) -> GuestBroker:
         credentials = LiveCredentials(config.tls_dir / SERVICE_FILE) if config.listener else None
         return cls(config.guests_at(worker), keys_of(config), config.token, credentials, waits)
 

@@ -15,9 +15,9 @@ import aiohttp
 import pytest
 
 import prorl
-from prorl.agents import desk, get_agent
-from prorl.agents.desk import Desk
-from prorl.agents.desk_server import serving
+from prorl.agents import get_agent, guest_broker
+from prorl.agents.guest_broker import GuestBroker
+from prorl.agents.guest_broker_server import serving
 from prorl.envs import get_env
 from prorl.limits import Deadline
 from prorl.net.bearer import Keys
@@ -35,7 +35,7 @@ TASK = make_task("guest", "Half of 48?", guest="lake", answer="24")
 
 @dataclass
 class Open:
-    desk: Desk
+    guest_broker: GuestBroker
     url: str
     http: aiohttp.ClientSession
 
@@ -43,7 +43,7 @@ class Open:
         self.context = context(
             Replies(*replies), get_env("guest"), RolloutLimits(max_turns=2, queue_s=queue_s)
         )
-        self.context.task, self.context.desk = TASK, self.desk
+        self.context.task, self.context.guest_broker = TASK, self.guest_broker
         return asyncio.ensure_future(get_agent("guest").run(self.context))
 
     async def post(self, path: str, bearer: str, body: Json = None) -> tuple[int, Json]:
@@ -83,7 +83,7 @@ async def opened(
 ) -> AsyncIterator[Open]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    made = Desk(("127.0.0.1", port, url), KEYS, "secret", waits=waits)
+    made = GuestBroker(("127.0.0.1", port, url), KEYS, "secret", waits=waits)
     async with serving(made), aiohttp.ClientSession() as http:
         yield Open(made, url, http)
 
@@ -149,7 +149,7 @@ async def test_after_a_cancel_all_of_it_is_over(at: Open) -> None:
 async def test_the_next_attempt_of_a_silent_guest_goes_to_another(
     at: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk, "SILENT_S", 0.3)
+    monkeypatch.setattr(guest_broker, "SILENT_S", 0.3)
     running = at.attempt("24")
     first = await at.lease()
     await at.ask(first)
@@ -165,7 +165,7 @@ async def test_the_next_attempt_of_a_silent_guest_goes_to_another(
 
 async def test_signs_of_life_keep_a_lease(at: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also a call that the policy takes long to answer."""
-    monkeypatch.setattr(desk, "SILENT_S", 1.5)
+    monkeypatch.setattr(guest_broker, "SILENT_S", 1.5)
     running = at.attempt(None)
     lease = await at.lease()
     asking = asyncio.ensure_future(at.ask(lease))
@@ -189,7 +189,7 @@ async def test_wrong_keys_and_roles_are_refused(at: Open) -> None:
     assert (await at.post("/v1/guests/lake/lease", "wrong"))[0] == 401
     assert (await at.post("/v1/guests/other/lease", "owner", {"wait_s": 0.01}))[1] == []
     lease = await at.lease(KEYS.issue("guest", runs=("run",))[1])
-    other = at.desk.key("other")
+    other = at.guest_broker.key("other")
     for key in ("wrong", "wrong.key", "owner", other):
         assert (await at.ask(lease, key))[0] == (410 if key == other else 401)
         done = await at.post(f"/v1/guests/leases/{lease['lease']}/done", key, {"reward": 1})
@@ -206,9 +206,9 @@ async def test_a_log_is_cut_and_of_an_outcome_its_digest_is_kept(at: Open) -> No
     log = "begin " + "x" * 900_000 + " end"
     assert [await at.say(lease, "done", reward=1, log=log) for _ in range(2)] == [200, 200]
     content = (await running).messages[-1].content
-    assert len(content) <= desk.MAX_LOG
+    assert len(content) <= guest_broker.MAX_LOG
     assert content.endswith(" end")
-    assert sum(map(len, at.desk._outcome_digests.values())) <= 16
+    assert sum(map(len, at.guest_broker._outcome_digests.values())) <= 16
 
 
 async def test_a_row_that_waits_for_a_guest_has_no_slot_and_says_whom_it_waits_for() -> None:
@@ -216,13 +216,13 @@ async def test_a_row_that_waits_for_a_guest_has_no_slot_and_says_whom_it_waits_f
     async with opened(lambda key, waits: waiting_flags.append(waits)) as at:
         first, second = at.attempt(queue_s=0.5), at.attempt()
         await asyncio.sleep(0)
-        while at.desk.waits_for != {"run": {"lake": 2}}:
+        while at.guest_broker.waits_for != {"run": {"lake": 2}}:
             await asyncio.sleep(0.01)
         assert waiting_flags == [True, True]
         assert (await first).failure.code is FailureCode.STAGE_ERROR
         assert await at.say(await at.lease(), "done", reward=1) == 200
         await second
-        assert (waiting_flags[2:], at.desk.waits_for) == ([False, False], {})
+        assert (waiting_flags[2:], at.guest_broker.waits_for) == ([False, False], {})
 
 
 async def test_waiting_for_a_guest_costs_nothing_and_ends(at: Open) -> None:
@@ -260,7 +260,7 @@ async def test_from_another_host_over_tls_that_plain_clients_believe(tmp_path: P
         " {'authorization': 'Bearer owner'})\n"
         "print(u.urlopen(r).read().decode())"
     )
-    async with serving(Desk(("127.0.0.1", port, url), KEYS, "secret", credentials)):
+    async with serving(GuestBroker(("127.0.0.1", port, url), KEYS, "secret", credentials)):
         for believed, expected in (
             (AUTHORITY_FILE, b"[]"),
             ("nothing", b"CERTIFICATE_VERIFY_FAILED"),
