@@ -62,7 +62,7 @@ def test_a_group_of_a_single_rollout_is_enough_only_where_nothing_is_compared() 
 
 
 @pytest.mark.parametrize(
-    ("rewards", "living", "hopeless"),
+    ("rewards", "living", "cannot_be_kept"),
     [
         ([0.0] * 3, 1, False),  # 1 of 4 may still be right: just in
         ([0.0] * 4, 1, True),

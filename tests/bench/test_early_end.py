@@ -43,7 +43,7 @@ def test_a_group_with_a_certain_verdict_frees_its_slots(
 
 
 @pytest.mark.parametrize(
-    ("name", "rewards", "living", "hopeless"),
+    ("name", "rewards", "living", "cannot_be_kept"),
     [
         ("none", [], 1, False),
         ("none", [], 0, True),
