@@ -173,7 +173,7 @@ class ToolCalls:
 
 
 def tool_text(result: ToolResult, limit_s: float) -> str:
-    """What the policy is told of a call: its output, and what went wrong.
+    """Returns the text that the policy reads of a call: its output, and what went wrong.
 
     >>> tool_text(ToolResult(output="no\\n", exit_code=1), 30.0)
     'no\\n[exit status 1]'

@@ -66,7 +66,7 @@ def difference(ask_a: Ask, ask_b: Ask) -> Difference:
 
 
 class LoggedMetrics(NamedTuple):
-    """What the trainers of two runs logged up to the last step that both have."""
+    """The figures that the trainers of two runs logged up to the last step that both have."""
 
     step: int
     values: dict[str, list[float | None]]

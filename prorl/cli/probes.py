@@ -187,7 +187,7 @@ def _images() -> ProbeOutcome:
 
 
 def num_uids(uid_map: str) -> int:
-    """How many uids a user namespace has.
+    """Returns the number of uids of a user namespace.
 
     >>> num_uids("         0       1000          1\\n         1     100000      65536\\n")
     65537

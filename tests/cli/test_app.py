@@ -91,7 +91,7 @@ def test_the_help_of_a_command_has_its_examples(capsys: pytest.CaptureFixture[st
             marks=pytest.mark.skipif(find_spec("trl") is not None, reason="TRL is installed here"),
         ),
         (["demo", "--policy", "nonsense"], "http://HOST:PORT"),
-        (["demo", "--policy", "http://127.0.0.1:9"], "start it first"),
+        (["demo", "--policy", "http://127.0.0.1:9"], "start the model server"),
         (["eval", "--tasks", "arith:heldout?n=0", "--policy", "toy"], "positive"),
         (["image", "rm", "none", "--images", "."], "no image 'none' in"),
         (["image", "rm"], "prorl image rm without a name; expected NAME..."),

@@ -50,7 +50,7 @@ async def names(w: GatewayHarness) -> dict[str, str]:
         ("http://user:pw@h:1", "HOST"),
         ("scripted:nobody", "nobody"),
         ("embedded:/models/a", "http://"),
-        ("http://127.0.0.1:9", "start it first"),
+        ("http://127.0.0.1:9", "start the model server"),
     ],
 )
 async def test_an_unusable_backend_is_refused_in_a_single_line_and_not_added(

@@ -301,7 +301,9 @@ class _Parser:
     # ---- values
 
     def _argument(self, *, signed: bool = False, digits: bool = False) -> Node:
-        """What a command takes: a group, a number (one digit of it for `\\frac12`), a sign."""
+        """Parses what a command takes: a group, a number (one digit of it for `\\frac12`), a
+        sign.
+        """
         if self._take("{"):
             return self._group()
         token = self._peek()
@@ -320,7 +322,7 @@ class _Parser:
         return self._postfix()
 
     def _group(self) -> Node:
-        """What a brace opened; several items are a set."""
+        """Parses what a brace opened; several items are a set."""
         outer, self._in_abs = self._in_abs, False
         items, _ = self._items()
         self._in_abs = outer
