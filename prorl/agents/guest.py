@@ -20,8 +20,8 @@ from pathlib import Path
 import prorl
 from prorl.agents.capture.model_endpoint import ModelEndpoint
 from prorl.agents.context import AttemptContext
+from prorl.agents.ending import End, end_with, run_to_trajectory
 from prorl.agents.guest_broker import GuestWork
-from prorl.agents.ending import End, run_to_trajectory, end_with
 from prorl.agents.program import environment, served, until_over
 from prorl.agents.sampler import Sampler
 from prorl.errors import BudgetError, RolloutError
