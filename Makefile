@@ -140,8 +140,8 @@ test-adapters: setup $(ADAPTERS)/.installed $(foreach name,$(OTHERS),$(GUESTS)/$
 	PYTHONPATH=$(CURDIR):$(ADAPTERS_GIT) $(ADAPTERS)/bin/python -m pytest -q -s -p no:cacheprovider -rs -W ignore tests/trainer/test_losses.py
 	PYTHONPATH=$(CURDIR) $(ADAPTERS)/bin/python -m pytest -q -p no:cacheprovider -rs -W ignore -m 'slow or not slow' tests/trainer/test_recipes.py
 	PYTHONPATH=$(CURDIR) $(ADAPTERS)/bin/python -m pytest -q -p no:cacheprovider -rs -W ignore -m slow tests/integration/test_learning.py -k trl
-	PRORL_GUESTS=$(GUESTS) $(PYTEST) -m slow -rs tests/agents/test_guest_packages.py tests/agents/test_harbor_guest.py tests/agents/test_harbor_runner.py
-	PRORL_GUESTS=$(GUESTS) $(PYTEST) -m "slow and faults" -rs -s tests/faults/test_harbor_kills.py
+	PRORL_GUEST_VENVS=$(GUESTS) $(PYTEST) -m slow -rs tests/agents/test_guest_packages.py tests/agents/test_harbor_guest.py tests/agents/test_harbor_runner.py
+	PRORL_GUEST_VENVS=$(GUESTS) $(PYTEST) -m "slow and faults" -rs -s tests/faults/test_harbor_kills.py
 	PRORL_PROGRAMS=$(abspath $(PROGRAMS)) $(if $(wildcard $(VLLM)/bin/python),$(VLLM_PYTHON)) $(PYTEST) -m slow -rs -s tests/agents/test_real_programs.py tests/agents/test_harbor_programs.py
 
 # The rivals of `prorl bench` as whole systems, each in an environment of its own; SkyRL over this one's torch and transformers.

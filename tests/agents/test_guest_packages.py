@@ -18,7 +18,7 @@ from prorl.types import FAILURE_CLASS, FailureCode, Json, RolloutLimits, ToolCal
 from tests.agents.test_guest_broker import free_port
 from tests.waiting import until
 
-VENVS = Path(os.environ.get("PRORL_GUESTS", ".venv-guests")).absolute()
+VENVS = Path(os.environ.get("PRORL_GUEST_VENVS", ".venv-guests")).absolute()
 EXTRACT: Json = {
     "type": "function",
     "name": "extract_synonym_values",

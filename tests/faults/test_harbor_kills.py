@@ -32,7 +32,7 @@ pytestmark += [pytest.mark.faults, pytest.mark.timeout(3600)]
 KILLS = int(os.environ.get("PRORL_HARBOR_KILLS", "3"))
 TRIALS = 2
 NAMES = ("mini-swe-agent", "terminus-2")
-PATIENCE_S = 240.0
+PATIENCE_S = 1200.0
 DELAYS_S = (0.0, 1.0, 2.5, 4.0, 6.0, 8.0)
 """From the start of a trial to the kill: imports, the environment, the agent, the verifier."""
 
