@@ -21,7 +21,7 @@ from tests.integration.services import settings, view
 from tests.storage.write_golden_root import restore
 from tests.waiting import until
 
-NUM_GROUPS = 20
+NUM_GROUPS = 60
 FAST = {"flush_s": 0.1}
 
 

@@ -174,8 +174,8 @@ async def test_the_script_of_the_page_is_an_agent(
     make_plan: Make, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
-    script = page.partition("    import json")[2].partition("\n\nWhere an env grades")[0]
-    (tmp_path / "loop.py").write_text(textwrap.dedent("    import json" + script))
+    (script,) = re.findall(r"^(    import json.*\n(?:    .*\n|\n)+)", page, re.MULTILINE)
+    (tmp_path / "loop.py").write_text(textwrap.dedent(script))
     monkeypatch.chdir(tmp_path)
     task = {"question": "What is 3 times 4?", "answer": "#### 12"}
     plan = make_plan(
