@@ -427,6 +427,20 @@ SANDBOXES = (
         "Tens of gigabytes on a slow disk.",
     ),
     Wait(
+        "image.claim_beat",
+        10.0,
+        "nodes with a store of images: a sign of life of the node that builds one",
+        "nothing; `image.claim` counts",
+        "A request to the store each time.",
+    ),
+    Wait(
+        "image.claim",
+        60.0,
+        "nodes with a store of images: the same, missing",
+        "another node builds the image",
+        "With less, a store that is slow has images built twice; a dead builder costs that long.",
+    ),
+    Wait(
         "image.end",
         5.0,
         "whoever stops making an image: its child, to end what it has started",

@@ -59,7 +59,7 @@ def missing(recipes: Recipes, root: Path, build: BuildConfig) -> dict[Path, floa
         for folder, limit_s in recipes.items()
         if dockerfile.name_of(folder, settings) not in names
     }
-    if lacking and not dockerfile.program():
+    if lacking and not (dockerfile.program() or build.store):
         raise UserError(
             f"{len(lacking):,} images are to be built from Dockerfiles, without buildah or podman",
             "one of them",

@@ -100,6 +100,10 @@ class BuildConfig(StrictModel):
     secrets: dict[str, str] = Field(
         default_factory=dict, description="file here, by the id that RUN --mount=type=secret names"
     )
+    store: str = Field(
+        default="",
+        description="folder or URL by which nodes share what is built: one builds, others fetch",
+    )
 
 
 class NetworkConfig(StrictModel):

@@ -173,8 +173,11 @@ async def test_without_buildah_a_dockerfile_is_refused(
     (tmp_path / "environment").mkdir()
     (tmp_path / "environment/Dockerfile").write_text("FROM a\n")
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(UserError, match=r"needs buildah or podman; .* apt-get install buildah"):
+    with pytest.raises(StorageError, match=r"needs buildah or podman, .* apt-get install buildah"):
         await build(registry, tmp_path)
+    with pytest.raises(SandboxError) as caught:
+        await ImageCache(registry.root).locate(f"dockerfile:{tmp_path}")
+    assert caught.value.code == "sandbox_start", "of this node, not of the task"
 
 
 async def test_temporary_files_of_a_build_that_ends_early_are_removed(

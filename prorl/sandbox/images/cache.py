@@ -83,7 +83,7 @@ class ImageCache:
     async def _from_dockerfile(self, folder: Path) -> tuple[str, ...]:
         """The folders of a Dockerfile's image, built by the first who asks."""
         if recipe_of(folder) is None:
-            raise UserError(f"image {folder}: no Dockerfile on this node", "the task's folder")
+            raise StorageError(f"image {folder}: no Dockerfile on this node")
         name = await asyncio.to_thread(name_of, folder, self._build)
         if name not in self._registry.names():
             if reason := self._registry.failure_of(name):

@@ -25,6 +25,7 @@ from typing import NoReturn
 from prorl.errors import ProrlError, StorageError, UserError
 from prorl.linux import calls, guard
 from prorl.linux.python_path import python_path
+from prorl.sandbox.images.dockerfile import STORE_VARIABLES
 from prorl.sandbox.images.registry import Image, Registry
 from prorl.waits import wait_limit_s
 
@@ -58,6 +59,10 @@ PASSED_ON = (
     "NODE_EXTRA_CA_CERTS",
 )
 """All that a tool learns of the caller's environment: how to reach a mirror of packages."""
+BUILDING = b"\n"
+"""Before the reply: a Dockerfile's build has begun, so that time which runs out is its fault. Time
+that passed before that went to another builder, or to a store.
+"""
 
 
 Show = Callable[[bytes], None]
@@ -75,7 +80,7 @@ async def make_image(
         arguments = (str(os.getpid()), str(reply.fileno()), str(root), json.dumps(job))
         child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "prorl.sandbox.images.child", *arguments),
-            env=_environment(),
+            env=_environment(job),
             pass_fds=(reply.fileno(),),
             start_new_session=True,
             stdin=DEVNULL,
@@ -88,7 +93,7 @@ async def make_image(
                 await child.wait()
         except TimeoutError:
             text = f"{job['source']}: not made within {timeout_s:g} s"
-            if job["do"] != "dockerfile":
+            if not os.pread(reply.fileno(), 1, 0):
                 raise StorageError(text) from None
             Registry(root).note_failure(job["name"], text)
             raise UserError(text, "a build that ends in that time") from None
@@ -97,15 +102,20 @@ async def make_image(
             tail = (await saying).decode("utf-8", "replace")
         reply.seek(0)
         try:
-            return _answer(reply.read(), tail, job["source"])
+            return _answer(reply.read().strip(), tail, job["source"])
         except UserError as error:
             if job["do"] == "dockerfile":
                 Registry(root).note_failure(job["name"], str(error))
             raise
 
 
-def _environment() -> dict[str, str]:
-    passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+def _environment(job: dict[str, str]) -> dict[str, str]:
+    has_store = "store" in json.loads(job.get("settings") or "{}")
+    passed_on = {
+        name: text
+        for name, text in os.environ.items()
+        if name in PASSED_ON or (has_store and name.startswith(STORE_VARIABLES))
+    }
     return {**passed_on, **python_path(), "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -183,7 +193,10 @@ def main() -> None:
     os.set_inheritable(int(reply_fd), False)
     reply: dict[str, object]
     try:
-        reply = {"image": asdict(make(Registry(Path(root)), json.loads(job)))}
+        image = make(
+            Registry(Path(root)), json.loads(job), lambda: os.write(int(reply_fd), BUILDING)
+        )
+        reply = {"image": asdict(image)}
     except UserError as error:
         reply = _refusal(error.problem, error.expected, error.hint, mistake=True)
     except ToolFailed as error:

@@ -6,6 +6,7 @@ with equal folders share an image. Layers are cached by the program that builds,
 
 Settings are for machines that reach no public registry: base images by another name, files and
 variables that `RUN` sees while it builds and that stay out of the image, build arguments, secrets.
+`store` is where nodes share what they build (`store.py`), and has no part in the digest.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prorl.errors import UserError
+from prorl.errors import StorageError
 from prorl.sandbox.images.layers import ToolFailed
 from prorl.sandbox.images.registry import BUILT
 from prorl.sandbox.images.tree import digest_of
 
 DOCKERFILES = ("environment/Dockerfile", "Dockerfile")
 """Where a task's or a build's folder has it."""
+STORE_VARIABLES = ("AWS_", "FSSPEC_", "GOOGLE_", "AZURE_")
+"""How variables begin by which a store is reached: no build sees them."""
 _FROM = re.compile(r"(?im)^([^\S\n]*FROM[^\S\n]+(?:--\S+[^\S\n]+)*)(\S+)(.*)$")
 _COPY_FROM = re.compile(r"(?im)^([^\S\n]*COPY[^\S\n]+(?:--\S+[^\S\n]+)*?--from=)(\S+)")
 
@@ -40,7 +43,8 @@ def program() -> str:
 def name_of(folder: Path, settings: Mapping[str, Any]) -> str:
     """The registry's name for the image of a folder. Reads every file of it; raises OSError."""
     whole = hashlib.sha256(digest_of(str(folder)).encode())
-    whole.update(json.dumps(settings, sort_keys=True).encode())
+    own = {key: value for key, value in settings.items() if key != "store"}
+    whole.update(json.dumps(own, sort_keys=True).encode())
     return f"{BUILT}{whole.hexdigest()[:32]}"
 
 
@@ -58,14 +62,13 @@ def build(recipe: Path, work: Path, settings: Mapping[str, Any]) -> Path:
     """Build what a Dockerfile says. Returns the docker-archive that holds the one image: its layers
     are not compressed, which would take most of the CPU time of an image whose layers are cached.
 
-    Raises UserError where nothing can build, or the Dockerfile is at fault (ToolFailed).
+    Raises StorageError where nothing can build here, ToolFailed where the Dockerfile is at fault.
     """
     builder = program()
     if not builder:
-        raise UserError(
-            f"{recipe} needs buildah or podman",
-            "one that is installed",
-            "apt-get install buildah, or `prorl image pull` what another machine has built",
+        raise StorageError(
+            f"{recipe} needs buildah or podman, and neither is installed: apt-get install buildah,"
+            " or set `service.sandbox.build.store` to where another node puts what it builds"
         )
     # its storage is the user's own: base images are pulled once, and layers are shared
     try:
@@ -106,5 +109,7 @@ def adapt(text: str, settings: Mapping[str, Any]) -> str:
 
 
 def _run(source: str, argv: list[str], *, mistake: bool = False) -> None:
-    if subprocess.run(argv, stdin=subprocess.DEVNULL, check=False).returncode != 0:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(STORE_VARIABLES)}
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, env=environment, check=False)
+    if done.returncode != 0:
         raise ToolFailed(f"{source}: {os.path.basename(argv[0])} failed", mistake=mistake)

@@ -21,7 +21,8 @@ import re
 import shutil
 import subprocess
 import sys
-from contextlib import redirect_stdout
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from prorl.sandbox.images.layers import ToolFailed, make_layer
 from prorl.sandbox.images.pull import Pull
 from prorl.sandbox.images.registry import Image, Registry, digest_of_sif, is_name, is_sif
 from prorl.sandbox.images.stack import merge
+from prorl.sandbox.images.store import ImageStore, ImageStoreError
 from prorl.sandbox.images.tree import add_mount_points, check_shell, copy_tree, digest_of, tidy
 
 SOURCES = "a folder (also a Dockerfile's), FILE.sif or FILE.def"
@@ -50,12 +52,15 @@ POST_CAPABILITIES = [
 FROM = re.compile(r"(?im)^([^\S\n]*from:[^\S\n]*)(\S+)[^\S\n]*$")
 
 
-def make(registry: Registry, job: dict[str, str]) -> Image:
+def make(
+    registry: Registry, job: dict[str, str], begin_build: Callable[[], object] = lambda: None
+) -> Image:
     """The image or layer that a job asks for.
 
     A job is `{"do": "unpack", "source": SIF}`, `{"do": "pull", "source", "name", "mirrors"}`,
     `{"do": "build", "source", "name", "replace", "settings"}`, `{"do": "dockerfile", "source",
-    "name", "settings"}` (made once for each name), or a layer's (`layers.py`).
+    "name", "settings"}` (made once for each name), or a layer's (`layers.py`). `begin_build` is
+    called when a Dockerfile's build begins, and not where another one builds it.
 
     Raises UserError, ToolFailed, OSError.
     """
@@ -70,7 +75,7 @@ def make(registry: Registry, job: dict[str, str]) -> Image:
     if job["do"] == "dockerfile":
         with registry.lock(f"{name}.new"):  # others that want it wait for this build
             if name not in registry.names():
-                return registry.name(name, _built(registry, job).digest)
+                return registry.name(name, _shared(registry, job, begin_build).digest)
         return registry.find(name)
     if not is_name(name):
         registry.name(name, "")  # says what a name is like
@@ -83,14 +88,50 @@ def make(registry: Registry, job: dict[str, str]) -> Image:
     return registry.name(name, _built(registry, job).digest)
 
 
-def _built(registry: Registry, job: dict[str, str]) -> Image:
+def _shared(registry: Registry, job: dict[str, str], begin_build: Callable[[], object]) -> Image:
+    """A Dockerfile's image: built here, or taken from the store of the build's settings.
+
+    That a store fails costs a build, and no image: what it holds wrongly is replaced.
+    """
+    settings, name = json.loads(job["settings"]), job["name"]
+    if not (url := settings.get("store")):
+        begin_build()
+        return _built(registry, job)
+    pull = Pull(registry, {})  # first: it forks, and file systems start threads
+    store, shared = None, None
+    with ExitStack() as stack:
+        try:
+            store = ImageStore(url)
+            claim = store.claimed(name, can_build=bool(dockerfile.program()))
+            if shared := stack.enter_context(claim):
+                return pull.image(shared, str(dockerfile.recipe_of(Path(job["source"]))))
+        except (ImageStoreError, UserError) as error:
+            print(f"built here, since the store of images failed: {error}", flush=True)
+
+        def put(archive: Path, work: Path) -> None:
+            try:
+                if store:
+                    store.put(name, archive, work, replaces=shared is not None)
+            except ImageStoreError as error:
+                print(f"not in the store of images: {error}", flush=True)
+
+        begin_build()
+        return _built(registry, job, put)
+
+
+def _built(
+    registry: Registry, job: dict[str, str], put: Callable[[Path, Path], object] = lambda *_: None
+) -> Image:
+    """`put` gets a built docker-archive, and a folder for temporary files."""
     source = job["source"]
     if os.path.isfile(source) and is_sif(source):
         return _unpacked(registry, source)
     with registry.workplace() as work:
         if recipe := dockerfile.recipe_of(Path(source)):
             archive = dockerfile.build(recipe, work, json.loads(job.get("settings") or "{}"))
-            return Pull(registry, {}).image(f"docker-archive:{archive}", str(recipe))
+            image = Pull(registry, {}).image(f"docker-archive:{archive}", str(recipe))
+            put(archive, work)
+            return image
         tree = work / "tree"
         if os.path.isdir(source):
             copy_tree(source, str(tree), str(registry.root))

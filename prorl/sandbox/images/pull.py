@@ -29,9 +29,9 @@ class Pull:
         with registry.workplace() as work:
             self.stacks = can_stack(work)
 
-    def look(self, source: str) -> tuple[ImageSource, Manifest, list[Layer]]:
+    def look(self, source: str | ImageSource) -> tuple[ImageSource, Manifest, list[Layer]]:
         """An image's source, what it says, and the layers that are missing here."""
-        origin = source_of(source, self._mirrors)
+        origin = source_of(source, self._mirrors) if isinstance(source, str) else source
         manifest = origin.manifest()
         has = self._registry.has
         return (
@@ -45,7 +45,7 @@ class Pull:
         with self._registry.lock(PULLING, shared=True):  # until it has its name
             return self._registry.name(name, self.image(source, source, tell).digest)
 
-    def image(self, source: str, about: str, tell: Tell = lambda _: None) -> Image:
+    def image(self, source: str | ImageSource, about: str, tell: Tell = lambda _: None) -> Image:
         """Pull an image; `about` tells people, and tasks that name it, what it is.
 
         `tell` gets bytes as they come. Raises UserError where the image is at fault, StorageError.
@@ -54,7 +54,7 @@ class Pull:
         origin, manifest, missing = self.look(source)
         coming = sum(layer.size for layer in missing)
         if coming > free_bytes(registry.root):
-            raise StorageError(f"{source}: {coming / 1e6:.0f} MB to come; {registry.full()}")
+            raise StorageError(f"{about}: {coming / 1e6:.0f} MB to come; {registry.full()}")
         made_from = f"{manifest.digest} {about}".encode()
         key = self._key(hashlib.sha256(made_from).hexdigest())
         with registry.lock(PULLING, shared=True):

@@ -65,6 +65,14 @@ def plain_stream(file: IO[bytes]) -> IO[bytes]:
     return file
 
 
+def compress(source: Path, target: Path) -> None:
+    """Compresses a file by zstd, at the level that costs least."""
+    arrow: Any = importlib.import_module("pyarrow")
+    with open(source, "rb") as file, arrow.CompressedOutputStream(str(target), "zstd") as packed:
+        while piece := file.read(1 << 20):
+            packed.write(piece)
+
+
 def is_mark(about: os.stat_result) -> bool:
     """Returns whether this entry removes what lower layers have here."""
     return stat.S_ISCHR(about.st_mode) and about.st_rdev == 0
