@@ -160,6 +160,8 @@ def test_each_phase_has_the_network_that_its_author_states(
         (_toml("max_turns = 3", "agent"), "the key `agent.max_turns` of task.toml is unknown"),
         (_toml("disk_gb = 3"), "the key `environment.disk_gb` of task.toml is unknown"),
         (_toml('user = "nobody"', "agent"), "agent.user: a sandbox has one user"),
+        (_toml('artifacts = ["/app/out"]', ""), "artifacts: a shared verifier"),
+        (TOML + STEPS_TOML + 'artifacts = ["/app/out"]\n', "artifacts: a shared verifier"),
         (_toml('skills_dir = "/skills"'), "environment.skills_dir"),
     ],
 )
@@ -167,7 +169,7 @@ def test_what_has_no_effect_is_reported_once_for_all_tasks(
     tmp_path: Path, text: str, reported: str
 ) -> None:
     for name in ("a", "b", "c", "d"):
-        make_folder(tmp_path / name, **{"task.toml": text})
+        make_folder(tmp_path / name, **{**(STEPS if "steps" in text else {}), "task.toml": text})
     make_folder(tmp_path / "plain")
     (line,) = read_tasks(tmp_path).deviations
     assert line.startswith(f"4 of 5 tasks: {reported}")
@@ -250,7 +252,33 @@ def test_what_has_no_effect_is_reported_once_for_all_tasks(
                 **STEPS,
                 "task.toml": f'{TOML}{STEPS_TOML}[steps.agent]\nnetwork_mode = "public"\n',
             },
+            "a network of its own in the step 'two': not supported; expected that of the task's"
+            " agent: no-network",
+        ),
+        (
+            {
+                **STEPS,
+                "task.toml": f"{TOML}{STEPS_TOML}[steps.verifier]\n{ALLOWED}\n",
+            },
             "a network of its own in the step 'two': not supported",
+        ),
+        (
+            {
+                **STEPS,
+                "task.toml": f"{TOML}{STEPS_TOML}[steps.verifier.environment]\ncpus = 1\n",
+            },
+            "a separate verifier with [[steps]], in two: not supported",
+        ),
+        (
+            {
+                **STEPS,
+                "task.toml": f'{TOML}{STEPS_TOML}[[steps.verifier.collect]]\ncommand = "x"\n',
+            },
+            "[[steps.verifier.collect]] in the step 'two': not supported",
+        ),
+        (
+            {**STEPS, "task.toml": f'{TOML}{STEPS_TOML}min_reward = "much"\n'},
+            "steps.1.min_reward",
         ),
         ({**TERMINAL_BENCH, "task.yaml": "a: [\n"}, "task.yaml cannot be read"),
         ({**TERMINAL_BENCH, "task.yaml": "words\n"}, "task.yaml holds 'words'"),
@@ -390,7 +418,11 @@ def test_tasks_of_steps_and_of_terminal_bench_have_the_time_limits_of_their_part
     tmp_path: Path,
 ) -> None:
     """The tests of a step behind which another one follows run in the agent's time."""
-    toml = f"{TOML}{STEPS_TOML}[steps.verifier]\ntimeout_sec = 9\n[steps.agent]\ntimeout_sec = 7\n"
+    network = 'network_mode = "no-network"\n'  # which the task has, too
+    toml = (
+        f"{TOML}{STEPS_TOML}[steps.verifier]\ntimeout_sec = 9\n{network}"
+        f"[steps.agent]\ntimeout_sec = 7\n{network}"
+    )
     make_folder(tmp_path / "steps", **{**STEPS, "task.toml": toml})
     make_folder(tmp_path / "terminal", **TERMINAL_BENCH)
     steps, terminal = read_tasks(tmp_path).tasks

@@ -19,7 +19,6 @@ from pydantic import ValidationError
 
 from prorl.config.validation import explain
 from prorl.errors import TaskError
-from prorl.network_policy import NO_NETWORK, read_network
 from prorl.tasks.formats import Format, Row
 from prorl.tasks.formats.harbor_folder import (
     COMPOSE,
@@ -29,6 +28,7 @@ from prorl.tasks.formats.harbor_folder import (
     check_tests,
     read_instruction,
     read_variables,
+    stated_network,
     unsupported,
 )
 from prorl.tasks.formats.harbor_steps import with_steps
@@ -232,24 +232,11 @@ def _network(config: TaskToml) -> dict[str, Json]:
         "agent": config.agent,
         "verifier": config.verifier,
     }
-    stated = {place: _stated_network(place, keys) for place, keys in places.items()}
+    stated = {place: stated_network(place, keys) for place, keys in places.items()}
     return {
         "agent": stated["agent"] or stated["environment"],
         "verifier": stated["verifier"] or stated["verifier.environment"],
     }
-
-
-def _stated_network(place: str, keys: Environment | HarborPhase) -> dict[str, Json] | None:
-    """Returns the network that `network_mode` and `allowed_hosts` state in a table; None for a
-    phase that states nothing. Raises TaskError.
-    """
-    mode = keys.network if isinstance(keys, Environment) else keys.network_mode
-    if mode is None and keys.allowed_hosts is None:
-        return None
-    hosts = {} if keys.allowed_hosts is None else {"allowed_hosts": keys.allowed_hosts}
-    stated: dict[str, Json] = {"network_mode": mode or NO_NETWORK, **hosts}
-    read_network(stated, f"{CONFIG}: {place}")
-    return stated
 
 
 def _artifacts(config: TaskToml) -> list[dict[str, Json]]:
@@ -276,6 +263,9 @@ def _deviations(folder: Path, config: TaskToml) -> Iterator[str]:
     for place, user in users:
         if user not in (None, "root", 0, "0"):
             yield f"{place}.user: a sandbox has one user, which owns every file of the image"
+    kept = [config.artifacts, *(step.artifacts for step in config.steps or ())]
+    if any(kept) and not config.verifier.is_separate:
+        yield "artifacts: a shared verifier sees every file, and none is kept apart"
     if config.environment.skills_dir:
         yield "environment.skills_dir: the native agent reads no skills"
     if any((folder / name / ".harborignore").is_file() for name in ("tests", "solution")):

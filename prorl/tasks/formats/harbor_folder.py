@@ -8,6 +8,8 @@ from pathlib import Path
 
 from prorl.config import host_variables
 from prorl.errors import TaskError
+from prorl.network_policy import NO_NETWORK, read_network
+from prorl.tasks.formats.harbor_toml import Environment, HarborPhase
 from prorl.types import Json
 
 CONFIG = "task.toml"
@@ -66,6 +68,19 @@ def _is_canary(line: str) -> bool:
     """Returns whether a line of lower case is a comment that speaks of a canary."""
     is_comment = line.startswith("#") or (line.startswith("<!--") and line.endswith("-->"))
     return is_comment and "canary" in line
+
+
+def stated_network(place: str, keys: Environment | HarborPhase) -> dict[str, Json] | None:
+    """Returns the network that `network_mode` and `allowed_hosts` state in a table; None for a
+    phase that states nothing. Raises TaskError.
+    """
+    mode = keys.network if isinstance(keys, Environment) else keys.network_mode
+    if mode is None and keys.allowed_hosts is None:
+        return None
+    hosts = {} if keys.allowed_hosts is None else {"allowed_hosts": keys.allowed_hosts}
+    stated: dict[str, Json] = {"network_mode": mode or NO_NETWORK, **hosts}
+    read_network(stated, f"{CONFIG}: {place}")
+    return stated
 
 
 def check_links(task: Path, folder: Path) -> None:

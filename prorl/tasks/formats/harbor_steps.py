@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from prorl.tasks.formats.harbor_folder import (
     check_tests,
     read_instruction,
     read_variables,
+    stated_network,
     unsupported,
 )
 from prorl.tasks.formats.harbor_toml import Step, TaskToml
@@ -28,12 +30,14 @@ from prorl.types import Json, Task
 def with_steps(task: Task, folder: Path, config: TaskToml) -> Task:
     """The task of one step that was read, with its steps. Raises TaskError."""
     steps = config.steps or []
-    if config.verifier.is_separate or any(step.verifier.is_separate for step in steps):
-        raise unsupported("a separate verifier with [[steps]]", "a shared one")
+    separate = [step.name for step in steps if step.verifier.is_separate]
+    if config.verifier.is_separate or separate:
+        place = f", in {', '.join(separate)}" if separate else ""
+        raise unsupported(f"a separate verifier with [[steps]]{place}", "a shared one")
     names = [step.name for step in steps]
     if len(set(names)) < len(names):
         raise TaskError(f"{CONFIG}: steps are called {', '.join(names)}", "a name for each step")
-    read = [_step(folder, config, step) for step in steps]
+    read = [_step(folder, config, step, task.data["network"]) for step in steps]
     read[0]["workdir_files"] = [*task.data["workdir_files"], *read[0]["workdir_files"]]
     agent_s = [step.agent.timeout_sec or config.agent.timeout_sec or 0.0 for step in steps]
     tests_s = [step["verifier"]["timeout_s"] for step in read]
@@ -48,13 +52,19 @@ def with_steps(task: Task, folder: Path, config: TaskToml) -> Task:
     return replace(task, env="harbor_steps", prompt=read[0]["instruction"], data=data)
 
 
-def _step(folder: Path, config: TaskToml, step: Step) -> dict[str, Json]:
+def _step(
+    folder: Path, config: TaskToml, step: Step, networks: Mapping[str, dict[str, Json]]
+) -> dict[str, Json]:
     own = folder / "steps" / step.name
     if not own.is_dir():
         raise TaskError(f"{CONFIG}: steps.name = {step.name!r}", f"a folder steps/{step.name}")
-    for phase in (step.agent, step.verifier):
-        if phase.network_mode is not None or phase.allowed_hosts is not None:
-            raise unsupported(f"a network of its own in the step {step.name!r}", "the task's")
+    for place, phase in (("agent", step.agent), ("verifier", step.verifier)):
+        stated = stated_network(f"steps.{place}", phase)
+        if stated not in (None, networks[place]):
+            raise unsupported(
+                f"a network of its own in the step {step.name!r}",
+                f"that of the task's {place}: {networks[place]['network_mode']}",
+            )
     if step.verifier.collect:
         raise unsupported(f"[[steps.verifier.collect]] in the step {step.name!r}", "none")
     if not (own / "tests" / "test.sh").is_file():
