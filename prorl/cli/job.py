@@ -152,7 +152,7 @@ def with_task_limits(run: RunConfig, tasks: Iterable[Task]) -> RunConfig:
         if "agent_timeout_s" in task.data:
             longest = {key: max(value, longest.get(key, 0.0)) for key, value in stated.items()}
     own = run.limits.model_dump(exclude_unset=True)
-    limits = {**{key: value for key, value in longest.items() if value}, **own}
+    limits = {**{key: min(value, 86400.0) for key, value in longest.items() if value}, **own}
     return run.model_copy(update={"limits": Limits(**limits)}) if longest else run
 
 

@@ -54,7 +54,9 @@ class Placed(NamedTuple):
 def read_rows(path: Path) -> Iterator[Placed]:
     """Rows in their order. Raises TaskError for a file or folder that cannot be read."""
     if path.is_dir() and (folders := list(task_folders(path))):
-        yield from (Placed(str(folder), {"harbor_folder": str(folder)}) for folder in folders)
+        for folder in folders:
+            place = str(folder) if str(folder).isprintable() else repr(str(folder))
+            yield Placed(place, {"harbor_folder": str(folder)})
         return
     for file in files_of(path) if path.is_dir() else [path]:
         if file.suffix == ".arrow":

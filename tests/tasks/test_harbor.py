@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -337,6 +338,46 @@ def test_what_has_no_effect_is_reported_once_for_all_tasks(
         ({"environment/docker-compose.yaml": "a: [\n"}, "docker-compose.yaml cannot be read"),
         ({"tests/docker-compose.yaml": "a: 1\n"}, "tests/docker-compose.yaml has no services"),
         ({"trajectory.json": "{}"}, "trajectory.json, a conversation to go on with: not supported"),
+        ({"task.toml": f"{TOML}x = {'[' * 2000}{']' * 2000}\n"}, "task.toml is nested too deep"),
+        ({"task.toml": TOML.encode("utf-16")}, "task.toml is not UTF-8; expected TOML in UTF-8"),
+        ({"task.toml": TOML + "[agent]\n"}, "task.toml is not TOML: Cannot declare"),
+        (
+            {"task.toml": TOML.replace("120", "1e9")},
+            "`agent.timeout_sec` = 1000000000.0; expected 86400.0",
+        ),
+        ({"task.toml": TOML.replace("512", "9" * 20)}, "expected 1073741824 or less"),
+        ({"task.toml": _toml("build_timeout_sec = 2020-01-01")}, "expected a number"),
+        ({"task.toml": _toml('artifacts = [""]', "")}, "artifact ''; expected a path"),
+        ({"task.toml": _toml("artifacts = [3]", "")}, "`artifacts.0.str` = 3; expected text"),
+        (
+            {"task.toml": _toml('docker_image = " debian"')},
+            "docker_image = ' debian'; expected REG",
+        ),
+        ({"task.toml": _toml('docker_image = "../etc"')}, "docker_image = '../etc'; expected REG"),
+        ({"task.toml": _toml('workdir = "/a\\nb"')}, "workdir = '/a\\nb'; expected an absolute"),
+        (
+            {"task.toml": TOML + '[environment.env]\n"A B" = "x"\n'},
+            "environment.env has 'A B' = 'x'",
+        ),
+        ({"task.toml": TOML + '[verifier.env]\n"A;rm" = "x"\n'}, "verifier.env has 'A;rm' = 'x'"),
+        ({"task.toml": TOML + '[environment.env]\nA = "\\u0000"\n'}, "a text without NUL"),
+        ({"task.toml": TOML + "[environment.env]\nA = 3\n"}, "`environment.env.A` = 3"),
+        ({"task.toml": None, "task.toml/x": ""}, "task.toml cannot be read: Is a directory"),
+        ({"instruction.md": None, "instruction.md/x": ""}, "instruction.md cannot be read"),
+        ({"tests/test.sh": "#!/bin/bash\r\n"}, "tests/test.sh has Windows line ends; expected LF"),
+        ({"solution/solve.sh": "#!/bin/bash\r\n"}, "solution/solve.sh has Windows line ends"),
+        (
+            {
+                **STEPS,
+                "task.toml": TOML + STEPS_TOML,
+                "steps/two/tests/test.sh": "#!/bin/bash\r\n",
+            },
+            "tests/test.sh has Windows line ends",
+        ),
+        (
+            {"environment/docker-compose.yaml": "services: !!python/object:os.system {}\n"},
+            "docker-compose.yaml cannot be read: could not determine a constructor",
+        ),
     ],
 )
 def test_a_broken_folder_is_refused_in_a_single_line(
@@ -387,9 +428,39 @@ def test_a_link_out_of_the_task_and_a_name_twice_are_refused(tmp_path: Path) -> 
     with pytest.raises(TaskError, match="tests/data links to /etc/passwd"):
         read_tasks(tmp_path)
     (folder / "tests/data").unlink()
+    for target in ("data", "nothing"):
+        (folder / "tests/data").symlink_to(target)
+        with pytest.raises(TaskError, match=f"tests/data links to {target}; expected links that"):
+            read_tasks(tmp_path)
+        (folder / "tests/data").unlink()
     make_folder(tmp_path / "deeper" / "a")
     with pytest.raises(TaskError, match="task_id 'a' is also on"):
         read_tasks(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["two\nlines", os.fsdecode(b"no-utf8-\xff")])
+def test_a_path_that_fits_into_no_task_is_refused_in_a_single_line(
+    tmp_path: Path, name: str
+) -> None:
+    make_folder(tmp_path / name)
+    with pytest.raises(TaskError, match="its path has a control character, or is not") as caught:
+        read_tasks(tmp_path)
+    assert str(caught.value).isprintable()
+
+
+def test_marks_of_windows_editors_and_names_of_any_letters_are_read(tmp_path: Path) -> None:
+    mark = b"\xef\xbb\xbf"
+    parts = {
+        "task.toml": mark + TOML.replace("\n", "\r\n").encode(),
+        "instruction.md": mark + b"# canary\nDo it.",
+    }
+    make_folder(tmp_path / "a b", **parts)
+    make_folder(tmp_path / "ünï")
+    text = 'artifacts = ["out/x"]\n' + _toml('environment_mode = "separate"', "verifier")
+    make_folder(tmp_path / "x", **{"task.toml": text})
+    spaced, relative, unicode = read_tasks(tmp_path).tasks
+    assert (spaced.task_id, spaced.prompt, unicode.task_id) == ("a b", "Do it.", "ünï")
+    assert relative.data["artifacts"][1]["source"] == "/out/x", "as `docker cp` takes it"
 
 
 def test_a_single_service_under_other_file_names_is_no_second_service(tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ def build(recipe: Path, work: Path, settings: Mapping[str, Any]) -> Path:
     # a build that is killed leaves gigabytes of layers in it
     os.environ["TMPDIR"] = str(work)
     number, archive, adapted = work / "image-id", work / "image.tar", work / "Dockerfile"
-    adapted.write_text(adapt(recipe.read_text(), settings))
+    text = adapt(recipe.read_bytes().decode("utf-8", "surrogateescape"), settings)
+    adapted.write_bytes(text.encode("utf-8", "surrogateescape"))
     words = [builder, "build", "--isolation", "chroot", "--layers", "--iidfile", str(number)]
     for name, value in {**settings.get("env", {}), **settings.get("args", {})}.items():
         words += ["--build-arg", f"{name}={value}"]

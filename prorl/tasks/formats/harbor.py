@@ -24,6 +24,8 @@ from prorl.tasks.formats.harbor_folder import (
     COMPOSE,
     CONFIG,
     check_links,
+    check_path,
+    check_script,
     check_services,
     check_tests,
     read_instruction,
@@ -54,6 +56,7 @@ _SECTIONS = ("task", "metadata", "verifier", "agent", "environment", "solution")
 def read_folder(row: Row, index: int) -> Task:
     """The task of a row `{"harbor_folder": PATH}`. Raises TaskError."""
     folder = Path(row["harbor_folder"]).absolute()
+    check_path(folder)
     if is_terminal_bench(folder):
         return read_terminal_bench(folder)
     config = _config(folder)
@@ -64,6 +67,7 @@ def read_folder(row: Row, index: int) -> Task:
         check_tests(folder / "tests")
     for name in ("environment", "tests", "solution", "steps"):
         check_links(folder, folder / name)
+    check_script(folder / "solution" / "solve.sh")
     task = Task(
         task_id=config.task.name if config.task else folder.name,
         env="harbor",
@@ -113,7 +117,7 @@ def read_folder(row: Row, index: int) -> Task:
 def _config(folder: Path) -> TaskToml:
     path = folder / CONFIG
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:
         raise TaskError(f"no {CONFIG}", f"{CONFIG} beside instruction.md") from None
     except OSError as error:
@@ -122,6 +126,8 @@ def _config(folder: Path) -> TaskToml:
         raise TaskError(f"{CONFIG} is not UTF-8", "TOML in UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise TaskError(f"{CONFIG} is not TOML: {error}", "a TOML file") from None
+    except RecursionError:
+        raise TaskError(f"{CONFIG} is nested too deep", "a TOML file") from None
     for name in _SECTIONS:
         if name in values and not isinstance(values[name], dict):
             raise TaskError(f"{CONFIG}: `{name}` = {str(values[name])[:60]!r}", f"a table [{name}]")
@@ -164,7 +170,7 @@ def _check_supported(folder: Path, config: TaskToml) -> None:
             raise unsupported(f"a GPU or TPU in [{place}]", "gpus = 0")
         if each.mcp_servers:
             raise unsupported(f"{place}.mcp_servers", "mcp_servers = []")
-        if each.workdir and not each.workdir.startswith("/"):
+        if each.workdir and not (each.workdir.startswith("/") and each.workdir.isprintable()):
             raise TaskError(f"{CONFIG}: {place}.workdir = {each.workdir!r}", "an absolute path")
     for name in ("environment", "tests"):
         check_services(folder / name / COMPOSE)
@@ -185,6 +191,10 @@ def _image(folder: Path, environment: Environment) -> str:
 
 
 def _named_image(name: str) -> str:
+    if re.search(r"\s|^[^\w/]", name):
+        raise TaskError(
+            f"{CONFIG}: docker_image = {name!r}", "REGISTRY/NAME:TAG, or the path of a .sif"
+        )
     return name if name.startswith("/") else f"{DOCKER}{name.removeprefix(DOCKER)}"
 
 
@@ -244,11 +254,12 @@ def _artifacts(config: TaskToml) -> list[dict[str, Json]]:
     declared = [Artifact(source=ARTIFACTS)]
     for each in config.artifacts:
         artifact = Artifact(source=each) if isinstance(each, str) else each
+        source = PurePosixPath("/", artifact.source)  # as `docker cp` takes a relative one
         if artifact.service not in (None, "main"):
             raise unsupported(f"an artifact of the service {artifact.service!r}", "main")
-        if ".." in PurePosixPath(artifact.source).parts:
+        if ".." in source.parts or not artifact.source:
             raise TaskError(f"{CONFIG}: artifact {artifact.source!r}", "a path without `..`")
-        declared.append(artifact)
+        declared.append(artifact.model_copy(update={"source": str(source)}))
     return [{"source": each.source, "exclude": each.exclude} for each in declared]
 
 

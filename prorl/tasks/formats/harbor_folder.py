@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +16,20 @@ from prorl.types import Json
 CONFIG = "task.toml"
 COMPOSE = "docker-compose.yaml"
 """The only name by which Harbor reads services; `docker-compose.yml` is a file like any other."""
+
+
+_VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+_NO_PATH = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+def check_path(folder: Path) -> None:
+    """Raise TaskError for a folder whose path fits into no task: its JSON is UTF-8, and a line of
+    a message is one line.
+    """
+    if _NO_PATH.search(str(folder)):
+        raise TaskError(
+            "its path has a control character, or is not UTF-8", "a path of plain text", "rename it"
+        )
 
 
 def unsupported(what: str, expected: str) -> TaskError:
@@ -51,7 +66,7 @@ def read_instruction(folder: Path, name: str = "instruction.md") -> str:
     for crawlers, and Harbor leaves them out, too.
     """
     try:
-        lines = (folder / name).read_text().split("\n")
+        lines = (folder / name).read_text("utf-8-sig").split("\n")
     except FileNotFoundError:
         raise TaskError(f"no {name}", f"{name} with the agent's task") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -89,17 +104,36 @@ def check_links(task: Path, folder: Path) -> None:
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(parent, name)
-            if path.is_symlink() and not path.resolve().is_relative_to(root):
+            if path.is_symlink() and not _leads_into(path, root):
                 raise TaskError(
                     f"{path.relative_to(task)} links to {os.readlink(path)}",
-                    "links that stay inside the task folder",
+                    "links that stay inside the task folder, and end",
                 )
 
 
+def _leads_into(path: Path, root: Path) -> bool:
+    try:
+        return path.resolve().is_relative_to(root) and os.path.lexists(os.path.realpath(path))
+    except (OSError, RuntimeError):  # a circle
+        return False
+
+
 def check_tests(folder: Path) -> None:
-    """Raise TaskError where a folder of tests has no script."""
+    """Raise TaskError where a folder of tests has no script that can run."""
     if not (folder / "test.sh").is_file():
         raise TaskError("no tests/test.sh", "the script that writes the reward")
+    check_script(folder / "test.sh")
+
+
+def check_script(path: Path) -> None:
+    """Raise TaskError for a script whose interpreter the kernel does not find, since its name ends
+    with a carriage return; Harbor runs none, too.
+    """
+    if path.is_file():
+        with open(path, "rb") as file:
+            if file.readline(4096).endswith(b"\r\n"):
+                name = f"{path.parent.name}/{path.name}"
+                raise TaskError(f"{name} has Windows line ends", "LF", f"sed -i 's/\\r$//' {name}")
 
 
 def read_variables(
@@ -114,6 +148,11 @@ def read_variables(
     """
     values = {}
     for name, text in variables.items():
+        if not _VARIABLE.fullmatch(name) or "\0" in text:
+            raise TaskError(
+                f"{CONFIG}: {place} has {name!r} = {text[:60]!r}",
+                "a name of letters, digits and _, and a text without NUL",
+            )
         match = host_variables.TEMPLATE.fullmatch(text)
         values[name] = match[2] if match else text
         if match and is_hosts and match[1] in host_variables.listed():

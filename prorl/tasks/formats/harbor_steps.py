@@ -17,6 +17,7 @@ from pathlib import Path
 from prorl.errors import TaskError
 from prorl.tasks.formats.harbor_folder import (
     CONFIG,
+    check_script,
     check_tests,
     read_instruction,
     read_variables,
@@ -67,8 +68,9 @@ def _step(
             )
     if step.verifier.collect:
         raise unsupported(f"[[steps.verifier.collect]] in the step {step.name!r}", "none")
-    if not (own / "tests" / "test.sh").is_file():
-        check_tests(folder / "tests")
+    has_tests = (own / "tests" / "test.sh").is_file()
+    check_tests((own if has_tests else folder) / "tests")
+    check_script(own / "solution" / "solve.sh")
     tests = [f"steps/{step.name}/tests", "tests"]
     solutions = [f"steps/{step.name}/solution", "solution"]
     workdir = f"steps/{step.name}/workdir"

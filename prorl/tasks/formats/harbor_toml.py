@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
+"""At most what `run.limits` takes."""
+Megabytes = Annotated[int, Field(gt=0, le=1 << 30)]
 User = str | int
 Variables = dict[str, str]
 NetworkMode = Literal["no-network", "public", "allowlist"]
@@ -65,9 +67,9 @@ class Environment(HarborModel):
     build_timeout_sec: Seconds = 600.0
     docker_image: str | None = None
     os: str = "linux"
-    cpus: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    memory_mb: int | None = Field(default=None, gt=0)
-    storage_mb: int | None = Field(default=None, gt=0)
+    cpus: float | None = Field(default=None, gt=0, le=1 << 16, allow_inf_nan=False)
+    memory_mb: Megabytes | None = None
+    storage_mb: Megabytes | None = None
     memory: str | None = None
     """Deprecated: `2G`, `512M`."""
     storage: str | None = None
@@ -127,7 +129,7 @@ class HarborSolution(HarborModel):
 class Artifact(HarborModel):
     """A file or folder that crosses from the agent's environment to the verifier's."""
 
-    source: str = Field(min_length=1)
+    source: str
     destination: str | None = None
     exclude: list[str] = []
     service: str | None = None
