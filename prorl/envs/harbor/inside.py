@@ -21,9 +21,10 @@ MARK = "/.prorl-start"
 """Made when the agent starts: what has changed since has a later ctime, which nobody can set."""
 
 _COMMON = r"""
-import fnmatch, io, json, os, re, stat, sys, tarfile
+import errno, fnmatch, io, json, os, re, shutil, stat, sys, tarfile
+ATTRIBUTE = "prorl.attribute."
 SKIPPED = ("/proc", "/sys", "/dev", "/opt/prorl", "/tests", "/logs/verifier", "/.singularity.d",
-           "/run", "/root/.cache", "/.prorl-workdir", "/.prorl-start")
+           "/run", "/root/.cache/pip", "/root/.cache/uv", "/.prorl-workdir", "/.prorl-start")
 PROTECTED = ("pytest", "pytest.py", "_pytest", "pluggy", "iniconfig", "sitecustomize.py",
              "usercustomize.py")
 AT_ROOT = ("/conftest.py", "/pytest.ini", "/.pytest.ini", "/pyproject.toml", "/tox.ini",
@@ -76,6 +77,14 @@ def changed(top, since, exclude):
 def excluded(top, path, patterns):
     words = (os.path.basename(path), os.path.relpath(path, top))
     return any(fnmatch.fnmatch(word, pattern) for word in words for pattern in patterns)
+def attributes(path):
+    # no author of a task sees those of other name spaces
+    try:
+        names = [] if os.path.islink(path) else os.listxattr(path)
+        names = [name for name in names if name.startswith("user.") and "overlay" not in name]
+        return {ATTRIBUTE + name: os.getxattr(path, name).hex() for name in names}
+    except OSError:  # a file system without any
+        return {}
 pack = given["pack"]
 own = os.path.join(os.getcwd(), pack)
 since = os.lstat(given["mark"]).st_ctime_ns if given["mark"] else 0
@@ -99,13 +108,18 @@ try:
         info.size = len(meta)
         tar.addfile(info, io.BytesIO(meta))
         for path, names in sorted(found.items()):
-            about = os.lstat(path)
-            if names is None and stat.S_IFMT(about.st_mode) not in (stat.S_IFREG, stat.S_IFLNK):
-                continue
             try:
-                tar.add(path, arcname=path.lstrip("/") or ".", recursive=False)
+                info = tar.gettarinfo(path, path.lstrip("/") or ".")
+                if info is None or info.type in (tarfile.CHRTYPE, tarfile.BLKTYPE):
+                    continue  # a socket, a device
+                info.pax_headers = attributes(path)
+                if info.isreg():
+                    with open(path, "rb") as content:
+                        tar.addfile(info, content)
+                else:
+                    tar.addfile(info)
             except OSError as error:
-                print("left out", path, error)
+                print("left out", ascii(path), error)
 except (OverflowError, OSError):
     if os.path.lexists(pack):
         os.unlink(pack)
@@ -140,17 +154,42 @@ def runs_at_start(tar, member):
     if name.endswith(".pth"):
         return any(line.startswith((b"import ", b"import\t")) for line in tar.extractfile(member))
     return name == "entry_points.txt" and b"pytest11" in tar.extractfile(member).read()
+def remove(path):
+    try:
+        os.unlink(path)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise  # else a file that is mounted there, as /etc/hosts may be: it is written over
+def write(content, path, size):
+    # holes stay holes, or files that fit into the agent's sandbox would not fit into this one
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with open(path, "wb") as file:
+        while piece := content.read(1 << 16):
+            if piece.count(0) == len(piece):
+                file.seek(len(piece), os.SEEK_CUR)
+            else:
+                file.write(piece)
+        file.truncate(size)
+def finish(path, member):
+    try:
+        for name, value in member.pax_headers.items():
+            if name.startswith(ATTRIBUTE):
+                os.setxattr(path, name.removeprefix(ATTRIBUTE), bytes.fromhex(value))
+        os.utime(path, (member.mtime, member.mtime))
+        os.chmod(path, member.mode)
+    except (OSError, ValueError) as error:
+        left_out.append(f"{path} ({error})")
+folders = []
 with tarfile.open(pack, "r:gz") as tar:
     meta = json.load(tar.extractfile(tar.next()))
     for folder, names in meta.get("folders", {}).items():
-        if not os.path.isdir(folder):
-            continue
+        if not os.path.isdir(folder) or os.path.realpath(folder) != folder:
+            continue  # the image has a link there, where the agent has a folder
         for name in set(os.listdir(folder)) - set(names):
             path = os.path.join(folder, name)
             if skipped(path) or protected(path) or path == os.path.join(os.getcwd(), pack):
                 continue
             if os.path.isdir(path) and not os.path.islink(path):
-                import shutil
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 os.unlink(path)
@@ -162,20 +201,28 @@ with tarfile.open(pack, "r:gz") as tar:
             left_out.append(target)
             continue
         try:
-            if os.path.lexists(target) and not (member.isdir() and os.path.isdir(target)):
-                if os.path.isdir(target) and not os.path.islink(target):
-                    import shutil
-                    shutil.rmtree(target)
-                else:
-                    os.unlink(target)
-            member.uid = member.gid = os.getuid()
-            member.uname = member.gname = ""
-            tar.extract(member, given["target"], filter="fully_trusted")
+            is_folder = os.path.isdir(target) and not os.path.islink(target)
+            if is_folder and not member.isdir():
+                shutil.rmtree(target)
+            elif os.path.lexists(target) and not is_folder:
+                remove(target)
+            if member.isdir():
+                os.makedirs(target, exist_ok=True)
+                folders.append((target, member))
+            elif member.isreg():
+                write(tar.extractfile(member), target, member.size)
+                finish(target, member)
+            else:
+                member.uid = member.gid = os.getuid()
+                member.uname = member.gname = ""
+                tar.extract(member, given["target"], filter="fully_trusted")
         except OSError as error:
             left_out.append(f"{target} ({error.strerror})")
 os.unlink(pack)
+for target, member in reversed(folders):  # last: one may be closed, and each entry changes its time
+    finish(target, member)
 if left_out:
-    print("not taken over:", ", ".join(left_out[:20]))
+    print("not taken over:", ascii(", ".join(left_out[:20]))[1:-1])
 if ports := meta.get("ports"):
     print("processes that served these ports have ended:", *ports[:20])
 """
