@@ -18,9 +18,9 @@ import json
 import os
 from typing import NoReturn
 
-from prorl.sandbox.images.tree import has_mount_points
+from prorl.sandbox.images.tree import add_mount_points, has_mount_points
 from prorl.sandbox.kind import CONFINED_BY_NAMESPACES, SandboxKind
-from prorl.sandbox.kinds.engine import binds, contain, server
+from prorl.sandbox.kinds.engine import binds, contain, is_stacked, server
 from prorl.sandbox.kinds.engine_support import (
     CONFIG,
     FLAT_CONFIG,
@@ -66,6 +66,8 @@ def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> No
 
 def _start(launch: Launch) -> NoReturn:
     argv, state = _command(launch), f"{launch.folder}/state"
+    if launch.spec.overlay_bytes:
+        add_mount_points(_image(launch))
     folders = {"APPTAINER_CONFIGDIR": state, "APPTAINER_CACHEDIR": state}
     os.execve(argv[0], argv, {**PLAIN_ENV, "HOME": launch.folder, **folders})
 
@@ -79,7 +81,7 @@ def _command(launch: Launch) -> list[str]:
     else:
         argv += ["--cwd", WORKSPACE, "--workdir", f"{home}/scratch"]
     argv += [*FAKEROOT, NO_WRAPPER] if launch.spec.fakeroot else []
-    argv += ["--overlay", f"{home}/overlay"] if launch.spec.overlay_bytes else []
+    argv += ["--writable"] if launch.spec.overlay_bytes else []
     # its own /dev has none, and a file of that name would take what is written
     for bind in [*binds(launch, launch.image), "/dev/full:/dev/full"]:
         argv += ["--bind", bind]
@@ -88,7 +90,7 @@ def _command(launch: Launch) -> list[str]:
 
 
 def _image(launch: Launch) -> str:
-    return f"{launch.folder}/stack/image" if launch.under else launch.image
+    return f"{launch.folder}/stack/image" if is_stacked(launch) else launch.image
 
 
 def _config(launch: Launch, support: str) -> list[str]:

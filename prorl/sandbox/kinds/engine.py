@@ -73,7 +73,7 @@ class Mount(NamedTuple):
 
 def contain(launch: Launch, listener_fd: int, status_fd: int, start: Start) -> NoReturn:
     """Become the guard of one sandbox: the parent of its pid 1, which it outlives by a wait."""
-    root, stacked = launch.uid >= 0, bool(launch.under)
+    root, stacked = launch.uid >= 0, is_stacked(launch)
     mounts = _mounts(launch)
     groups = open_cgroups(launch)
     parent = os.getppid()
@@ -94,7 +94,8 @@ def contain(launch: Launch, listener_fd: int, status_fd: int, start: Start) -> N
         else:
             calls.mount(mount.source, mount.target, None, calls.MS_BIND)
     if stacked:
-        show_stack(launch, clones, f"{launch.folder}/stack")
+        above = _make_overlay(launch) if launch.spec.overlay_bytes else ""
+        show_stack(launch, clones, f"{launch.folder}/stack", above)
     calls.die_with_parent(signal.SIGKILL, parent)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
     alive_read, alive_write = os.pipe2(os.O_CLOEXEC)
@@ -112,6 +113,23 @@ def contain(launch: Launch, listener_fd: int, status_fd: int, start: Start) -> N
         os._exit(1)
     os.close(alive_read)
     _run_as_init(launch, listener_fd, status_fd, start)
+
+
+def is_stacked(launch: Launch) -> bool:
+    """Returns whether the image is a stack that we mount. One that is written over is: in a user
+    namespace an engine's own overlay can remove no folder of the image (EIO), for want of
+    `userxattr`.
+    """
+    return bool(launch.under or launch.spec.overlay_bytes)
+
+
+def _make_overlay(launch: Launch) -> str:
+    """The folder of the sandbox that takes what is written."""
+    above, uid = f"{launch.folder}/overlay", launch.uid if launch.uid >= 0 else os.getuid()
+    for name in ("upper", "work"):
+        os.mkdir(f"{above}/{name}", 0o755)
+        os.chown(f"{above}/{name}", uid, -1)
+    return above
 
 
 def _run_as_init(launch: Launch, listener_fd: int, status_fd: int, start: Start) -> NoReturn:
