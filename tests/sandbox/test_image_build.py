@@ -16,7 +16,7 @@ import pytest
 from prorl.errors import ConflictError, SandboxError, StorageError, UserError
 from prorl.sandbox.images.cache import ImageCache
 from prorl.sandbox.images.child import make_image
-from prorl.sandbox.images.dockerfile import name_of
+from prorl.sandbox.images.dockerfile import adapt, name_of
 from prorl.sandbox.images.maker import client_class, write_sif
 from prorl.sandbox.images.pull import Pull
 from prorl.sandbox.images.registry import Registry
@@ -328,6 +328,33 @@ async def test_a_tasks_dockerfile_is_built_once_for_each_digest_of_folder_and_se
     (folder / "base/etc/image-name").write_text("changed\n")
     assert name_of(folder, settings) not in names
     assert len(names) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("from python:3 as a\r\nRUN x\r\n", "from base as a\r\nARG CA\nRUN x\r\n"),
+        ("FROM --platform=linux/amd64 python:3\nFROM a", None),
+        ("ARG V=3\nFROM python:${V} AS x\nFROM x", "ARG V=3\nFROM base AS x\nARG CA\nFROM x"),
+        ("ARG B\nFROM ${B:-python:3}\n", "ARG B\nFROM base\nARG CA\n"),
+        ("FROM a AS python:3\nCOPY --from=python:3 a b\n", "FROM a AS python:3\nARG CA\nCOPY"),
+        ("FROM a\nCOPY --chown=b --from=python:3 a b\n", "COPY --chown=b --from=base a b\n"),
+        (
+            'FROM a\nRUN python -c "\\\nfrom python:3 \\\n# c\n\n FROM python:3"\n',
+            "\nfrom python:3",
+        ),
+        ("FROM a\nRUN <<END cat\nFROM python:3\nEND\nFROM python:3", "END\nFROM base\nARG CA"),
+        ("# escape=`\nFROM a\nRUN x `\nFROM python:3\n", "RUN x `\nFROM python:3\n"),
+    ],
+)
+def test_base_images_have_another_name_where_an_instruction_names_them(
+    text: str, expected: str | None
+) -> None:
+    adapted = adapt(text, {"bases": {"python:3": "base"}, "env": {"CA": "/c"}})
+    assert (expected or text.replace("python:3", "base\nARG CA")) in adapted
+    assert adapted.replace("\nARG CA", "").replace("base", "python:3").count("\n") == text.count(
+        "\n"
+    )
 
 
 @needs_buildah

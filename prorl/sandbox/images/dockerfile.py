@@ -11,6 +11,7 @@ variables that `RUN` sees while it builds and that stay out of the image, build 
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import os
@@ -18,7 +19,7 @@ import pwd
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,14 @@ DOCKERFILES = ("environment/Dockerfile", "Dockerfile")
 """Where a task's or a build's folder has it."""
 STORE_VARIABLES = ("AWS_", "FSSPEC_", "GOOGLE_", "AZURE_")
 """How variables begin by which a store is reached: no build sees them."""
-_FROM = re.compile(r"(?im)^([^\S\n]*FROM[^\S\n]+(?:--\S+[^\S\n]+)*)(\S+)(.*)$")
-_COPY_FROM = re.compile(r"(?im)^([^\S\n]*COPY[^\S\n]+(?:--\S+[^\S\n]+)*?--from=)(\S+)")
+_FROM = re.compile(r"(?i)(\s*FROM\s+(?:--\S+\s+)*)(\S+)(?:\s+AS\s+(\S+))?")
+_COPY_FROM = re.compile(r"(?i)(\s*COPY\s+(?:--\S+\s+)*?--from=)(\S+)")
+_ARG = re.compile(r"(?i)\s*ARG\s")
+_ARGUMENT = re.compile(r"(\w+)=(\"[^\"]*\"|'[^']*'|\S*)")
+_REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
+_ESCAPE = re.compile(r"(?i)(?:#[^\n]*\n)*?#\s*escape\s*=\s*(\S)")
+_HEREDOC = re.compile(r"<<-?([\"']?)(\w+)\1")
+_TAKES_TEXTS = re.compile(r"(?i)(?:RUN|COPY|ADD)\s")
 
 
 def program() -> str:
@@ -78,7 +85,8 @@ def build(recipe: Path, work: Path, settings: Mapping[str, Any]) -> Path:
     # a build that is killed leaves gigabytes of layers in it
     os.environ["TMPDIR"] = str(work)
     number, archive, adapted = work / "image-id", work / "image.tar", work / "Dockerfile"
-    text = adapt(recipe.read_bytes().decode("utf-8", "surrogateescape"), settings)
+    text = recipe.read_bytes().removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
+    text = adapt(text, settings)
     adapted.write_bytes(text.encode("utf-8", "surrogateescape"))
     words = [builder, "build", "--isolation", "chroot", "--layers", "--iidfile", str(number)]
     for name, value in {**settings.get("env", {}), **settings.get("args", {})}.items():
@@ -98,15 +106,65 @@ def adapt(text: str, settings: Mapping[str, Any]) -> str:
 
     >>> adapt("FROM python:3 AS a\\nRUN x", {"bases": {"python:3": "base"}, "env": {"CA": "/c"}})
     'FROM base AS a\\nARG CA\\nRUN x'
+    >>> adapt("ARG V=3\\nFROM python:$V\\nRUN echo \\\\\\n FROM b", {"bases": {"python:3": "base"}})
+    'ARG V=3\\nFROM base\\nRUN echo \\\\\\n FROM b'
     """
     bases: Mapping[str, str] = settings.get("bases", {})
-    arguments = "".join(f"\nARG {name}" for name in settings.get("env", {}))
+    declared = "".join(f"\nARG {name}" for name in settings.get("env", {}))
+    values: dict[str, str] = {}
+    """Of the arguments before the first FROM, which base images may name."""
+    stages: set[str] = set()
+    adapted = []
 
     def other(reference: str) -> str:
-        return bases.get(reference) or bases.get(f"docker.io/library/{reference}") or reference
+        name = _REFERENCE.sub(
+            lambda match: values.get(match[1] or match[2], "") or match[3] or "", reference
+        )
+        if name.lower() in stages:
+            return reference
+        return bases.get(name) or bases.get(f"docker.io/library/{name}") or reference
 
-    text = _FROM.sub(lambda match: f"{match[1]}{other(match[2])}{match[3]}{arguments}", text)
-    return _COPY_FROM.sub(lambda match: f"{match[1]}{other(match[2])}", text)
+    for instruction in _instructions(text):
+        if match := _FROM.match(instruction):
+            line, end = f"{match[1]}{other(match[2])}{instruction[match.end(2) :]}", ""
+            if line.endswith("\n"):
+                line, end = line[:-1], "\n"
+            instruction = f"{line}{declared}{end}"
+            stages.add((match[3] or "").lower())
+        elif match := _COPY_FROM.match(instruction):
+            instruction = f"{match[1]}{other(match[2])}{instruction[match.end() :]}"
+        elif _ARG.match(instruction) and not stages:
+            arguments: Mapping[str, str] = {**settings.get("env", {}), **settings.get("args", {})}
+            for name, value in _ARGUMENT.findall(instruction):
+                values[name] = arguments.get(name, value.strip("\"'"))
+        adapted.append(instruction)
+    return "".join(adapted)
+
+
+def _instructions(text: str) -> Iterator[str]:
+    """Each instruction of a Dockerfile with all of its lines; comments and empty lines apart."""
+    match = _ESCAPE.match(text)
+    escape = match[1] if match else "\\"
+    lines: list[str] = []
+    ends: list[str] = []
+    for line in re.findall(r"[^\n]*\n|[^\n]+", text):
+        bare = line.strip()
+        is_empty = not ends and (not bare or bare.startswith("#"))
+        if is_empty and not lines:
+            yield line
+            continue
+        lines.append(line)
+        if ends:
+            ends = ends[1:] if bare == ends[0] else ends
+            is_continued = bool(ends)
+        else:
+            if _TAKES_TEXTS.match(lines[0].lstrip()):
+                ends = [word for _, word in _HEREDOC.findall(line)]
+            is_continued = is_empty or bare.endswith(escape) or bool(ends)
+        if not is_continued:
+            yield "".join(lines)
+            lines = []
+    yield "".join(lines)
 
 
 def _run(source: str, argv: list[str], *, mistake: bool = False) -> None:
