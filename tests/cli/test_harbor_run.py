@@ -71,8 +71,9 @@ def test_work_that_does_not_cross_is_judged_where_it_lies_and_is_not_graded_agai
 
 @needs_buildah
 def test_tasks_run_once_their_images_are_built_and_a_failed_build_is_the_tasks_fault(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What is graded again finds the images by the settings of the environment."""
     if missing := load("pyns").missing():
         pytest.skip(missing)
     for name, step in (("fails", "RUN echo no such compiler; exit 3\n"), ("works", "")):
@@ -105,6 +106,12 @@ def test_tasks_run_once_their_images_are_built_and_a_failed_build_is_the_tasks_f
             "select task_id, reward, failure_code, failure_message, attempt from rollouts"
             " order by task_id",
         ).to_pylist()
+        monkeypatch.setenv("PRORL_SANDBOX__IMAGES", str(images))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another registry"))
+        words = ["eval", "--stored", "r", "--name", "again", "--root", str(root), "--json"]
+        assert dispatch([*words, "--sandbox", "pyns"]) == 0
+        assert json.loads(capsys.readouterr().out)["scored"] == 1
+        assert not (tmp_path / "another registry").exists()
     (failed, played) = rows
     assert (played["task_id"], played["reward"]) == ("works", 1.0)
     assert (failed["reward"], failed["failure_code"], failed["attempt"]) == (None, "bad_task", 1)

@@ -68,7 +68,7 @@ def evaluate(
     stored
         Name of a run in the root, or path of a run directory.
     eval_s
-        With --stored: seconds for one rollout, default 120.
+        With --stored: seconds for one rollout; default: the run's own limit.
     """
     if stored:
         options = chosen(job)
@@ -78,7 +78,7 @@ def evaluate(
         if alien := {name for name, value in others.items() if value is not None}:
             raise UserError(f"--{min(alien)} with --stored", "--name, --tasks, --env")
         directory = run_directory(stored, root or DEFAULT_ROOT)
-        return rescore(directory, Job(**options), sandbox, eval_s or 120.0, json=json)
+        return rescore(directory, Job(**options), sandbox, eval_s, json=json)
     if sandbox != "auto":
         raise UserError(
             "--sandbox without --stored", "the service's", f"--set service.sandbox.kind={sandbox}"
@@ -125,11 +125,12 @@ async def _check_settings(settings: Mapping[str, Mapping[str, Json]]) -> None:
         await check_settings_of(name, values)
 
 
-def rescore(directory: str, job: Job, sandbox: str, eval_s: float, *, json: bool) -> int:
+def rescore(directory: str, job: Job, sandbox: str, eval_s: float | None, *, json: bool) -> int:
     """Run EVAL on the stored artifacts of a run; 1 when nothing was scored."""
     import orjson
     import pyarrow.compute as pc
 
+    from prorl.cli.commands.check import sandbox_settings
     from prorl.envs.users import env_by_name
     from prorl.sandbox.node.probe import choose
     from prorl.sandbox.spawn import spawned
@@ -141,6 +142,7 @@ def rescore(directory: str, job: Job, sandbox: str, eval_s: float, *, json: bool
     from prorl.tasks import read_tasks
 
     run, name = StoredRun(directory), job.name
+    limits = run.manifest["config"].get("limits") or {}
     chosen_env = absolute_env(job.env)
     settings, env = env_settings.read(chosen_env), env_settings.env_of_all(chosen_env)
     env = "" if env == env_settings.AUTO else env
@@ -155,7 +157,7 @@ def rescore(directory: str, job: Job, sandbox: str, eval_s: float, *, json: bool
         others = {task.task_id: task for task in read.tasks}
 
     async def graded() -> pa.Table:
-        async with spawned(await choose(sandbox)) as (host, _):
+        async with spawned(await choose(sandbox), **sandbox_settings()) as (host, _):
             return await grade(
                 run,
                 name,
@@ -164,7 +166,7 @@ def rescore(directory: str, job: Job, sandbox: str, eval_s: float, *, json: bool
                 tasks=others,
                 env=env,
                 settings=settings,
-                eval_s=eval_s,
+                eval_s=eval_s or limits.get("eval_s", 120.0),
                 concurrency=2 * (os.cpu_count() or 1),
                 provenance=orjson.dumps(provenance).decode(),
             )
