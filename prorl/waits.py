@@ -54,7 +54,7 @@ HEARTBEATS = (
         2.0,
         "gateway: a heartbeat of each worker on another host",
         "nothing; `worker.silence` counts",
-        "A gateway has hundreds of those, and heartbeats are what fills it first.",
+        "A gateway may have hundreds of them, and heartbeats are its first limit.",
     ),
     Wait(
         "process.silence",
@@ -74,7 +74,7 @@ HEARTBEATS = (
     Wait(
         "worker.silence",
         20.0,
-        "gateway: a worker of which nothing is heard",
+        "gateway: any message of a silent worker",
         "it counts as dead, and its attempts are given to others after `worker.least_grace`",
         "The supervisor of its host comes first, since it knows for certain.",
     ),
@@ -111,7 +111,7 @@ HEARTBEATS = (
     Wait(
         "worker.queued",
         1.0,
-        "gateway: RUN's word that a leased row waits there",
+        "gateway: RUN's report that a leased row waits there",
         "the row counts as begun",
         "Two heartbeats of RUN, which report it.",
     ),
@@ -200,7 +200,7 @@ PROCESSES = (
         30.0,
         "the end of a run or a service: its trackers, which send their last points",
         "they are killed; what they had not sent is lost to them",
-        "W&B sends over a network; who ends a service waits for it.",
+        "W&B sends over a network; whoever ends a service has to wait for it.",
     ),
 )
 
@@ -208,28 +208,28 @@ EDGES = (
     Wait(
         "flight.accept",
         10.0,
-        "whoever is dialled: its own handler, to accept or refuse a stream",
+        "a stream's server: its own handler, to accept or refuse the stream",
         "the stream is refused",
         "A gateway that starts reads its log first.",
     ),
     Wait(
         "flight.dial",
         15.0,
-        "whoever dials: the stream's acceptance",
+        "a stream's client: the stream's acceptance",
         "it dials again, with a pause that doubles",
         "Longer than `flight.accept`, so that the refusal's text arrives.",
     ),
     Wait(
         "flight.idle",
         10.0,
-        "whoever serves a stream: something to send",
+        "a stream's server: something to send",
         "it sends an empty message",
         "Flight has no event for a reader that left; a write finds out.",
     ),
     Wait(
         "flight.close",
         2.0,
-        "whoever closes a stream: the goodbye of the other end",
+        "the end that closes a stream: the other end's goodbye",
         "the stream is cut; unacknowledged rows are sent again",
         "A goodbye takes a round trip.",
     ),
@@ -238,7 +238,7 @@ EDGES = (
         30.0,
         "a worker: a gateway that refuses it",
         "the worker ends with the refusal",
-        "A service that starts may believe nobody for a moment.",
+        "A service that starts may refuse everybody for a moment.",
     ),
     Wait(
         "chain.leave",
@@ -264,7 +264,7 @@ EDGES = (
     Wait(
         "store.stray",
         2.0,
-        "store: the log to tell of a row's run",
+        "store: news of a row's run from the log",
         "it asks the gateway what became of the run",
         "The log and the rows come by two ways; the log is behind by milliseconds.",
     ),
@@ -279,7 +279,7 @@ EDGES = (
         "store.filter",
         5.0,
         "store: one query of a run's filter",
-        "the filter has failed for that group, in words",
+        "the filter has failed for that group, with a message",
         "A filter that never ends must not keep its groups undecided.",
     ),
     Wait(
@@ -352,7 +352,7 @@ SANDBOXES = (
     Wait(
         "sandbox.exit",
         5.0,
-        "sandboxd: killed processes, to be gone",
+        "sandboxd: the end of killed processes",
         "sandboxd goes on; they end when the kernel lets them",
         "A process that writes to a slow disk ends after its write.",
     ),
@@ -381,7 +381,7 @@ SANDBOXES = (
         "sandbox.probe",
         10.0,
         "doctor, sandboxd: a probe's command in a sandbox",
-        "this kind does not work here, in words",
+        "this kind does not work here, with a message",
         "A command takes milliseconds.",
     ),
     Wait(
@@ -525,7 +525,7 @@ AGENTS = (
     Wait(
         "agent.cancel",
         10.0,
-        "RUN: a program that is ended, to be gone",
+        "RUN: the end of a program that is being ended",
         "RUN goes on; the end of its sandbox ends it",
         "Longer than `sandbox.call_grace`.",
     ),
@@ -539,7 +539,7 @@ AGENTS = (
     Wait(
         "model.cancel",
         5.0,
-        "RUN: a cancelled model call, to be gone",
+        "RUN: the end of a cancelled model call",
         "RUN goes on without it",
         "A server answers to a closed connection at its next token.",
     ),
@@ -589,7 +589,7 @@ AGENTS = (
         "endpoint.keep_alive",
         10.0,
         "model endpoint: the reply",
-        "the answer begins without it, and shows a sign of life as often",
+        "the answer begins without it, and sends a sign of life each time",
         "Clients and proxies give up after 30 to 60 s of silence.",
     ),
     Wait(
@@ -762,8 +762,8 @@ SERVERS = (
     Wait(
         "server.check",
         30.0,
-        "gateway: everything that a new server is asked",
-        "it is refused, in words",
+        "gateway: a new server's answers to all checks",
+        "it is refused, with a message",
         "A server that compiles answers late.",
     ),
     Wait(
@@ -776,7 +776,7 @@ SERVERS = (
     Wait(
         "server.open",
         30.0,
-        "RUN: everything that a server is asked before its first rollout",
+        "RUN: a server's answers to the checks before its first rollout",
         "the attempt failed by infrastructure",
         "See `server.check`.",
     ),
@@ -790,7 +790,7 @@ SERVERS = (
     Wait(
         "server.label",
         10.0,
-        "RUN: a server's word about which weights it serves",
+        "RUN: a server's statement of which weights it serves",
         "the call failed, and goes to another server",
         "A server that is loading answers late.",
     ),
@@ -804,14 +804,14 @@ SERVERS = (
     Wait(
         "weights.stated",
         2.0,
-        "gateway: a server's word about its weights, when somebody announces others",
+        "gateway: a server's statement of its weights, when others are announced",
         "the announcement is refused: say it again",
         "It takes milliseconds; a frozen server must not hold up who asks for others.",
     ),
     Wait(
         "weights.claim",
         1.0,
-        "gateway: the same, when the answer has to be of now",
+        "gateway: the same, when the answer must be of this moment",
         "the announcement is refused: say it again",
         "No server is started anew in less.",
     ),
@@ -858,7 +858,7 @@ CLIENTS = (
         30.0,
         "a client's stream: groups",
         "it asks again",
-        "A server that is silent for longer takes the pings of gRPC for an attack.",
+        "On a stream that is silent for longer, a server takes gRPC's pings for an attack.",
     ),
     Wait(
         "client.read",
@@ -927,7 +927,7 @@ CLIENTS = (
         "cli.terminal",
         30.0,
         "`prorl sandbox open`: the terminal's program inside",
-        "it ends in words",
+        "it ends with a message",
         "Python starts late on a machine that has much to do.",
     ),
 )
@@ -1004,15 +1004,21 @@ def times_page() -> Iterator[str]:
     """Yields docs/times.md, a line each: what `prorl schema --times` prints."""
     yield "# Times"
     yield ""
-    yield "Written by `prorl schema --times`: how long who waits for whom, what happens then, and"
-    yield "why so long. Budgets of rollouts (`limits.init_s`, `run_s`, `eval_s`, `tool_s`) are"
-    yield "settings: see [settings](settings.md)."
+    yield "`prorl schema --times` prints this page. It lists each wait between processes: which"
+    yield "part waits, for what, for how many seconds, what happens when they are over, and why"
+    yield "there are so many. Budgets of rollouts (`limits.init_s`, `run_s`, `eval_s`,"
+    yield "`tool_s`) are [settings](settings.md)."
     for heading, rows in TABLE.items():
-        yield from ("", f"## {heading}", "", "| name | s | who: for what | then | why so long |")
+        yield from (
+            "",
+            f"## {heading}",
+            "",
+            "| name | seconds | who waits: for what | what happens then | why so long |",
+        )
         yield "|---|---|---|---|---|"
         for row in rows:
             yield f"| {row.name} | {row.seconds:g} | {row.waits} | {row.then} | {row.why} |"
-    yield from ("", "## Order", "", "| shorter to longer | why |", "|---|---|")
+    yield from ("", "## Order", "", "| which must be shorter than which | why |", "|---|---|")
     for order in ORDER:
         chain = " < ".join(f"{name} ({wait_limit_s(name):g})" for name in order.names)
         yield f"| {chain} | {order.why} |"

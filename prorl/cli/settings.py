@@ -76,8 +76,8 @@ class Job(BaseModel):
     tasks: str = Field(
         default="",
         description=(
-            "file or folder of tasks: JSON Lines, JSON, Parquet, as they are published"
-            " (docs/tasks.md); or generated sets, `arith:train?n=100,shop:train`"
+            "file or folder of tasks in a published format: JSON Lines, JSON, Parquet"
+            " (docs/tasks.md); or generated tasks, `arith:train?n=100,shop:train`"
         ),
     )
     policy: str = Field(
@@ -91,16 +91,18 @@ class Job(BaseModel):
         default=None,
         ge=1,
         le=1024,
-        description="rollouts of each task; default 4 with flaky, else 1",
+        description="rollouts of each task; default: 4 with flaky, else 1",
     )
-    limit: int | None = Field(default=None, ge=1, description="only the first tasks of the file")
-    greedy: Flag = Field(default=False, description="answer each task once more at temperature 0")
+    limit: int | None = Field(
+        default=None, ge=1, description="how many tasks are taken from the file; default: all"
+    )
+    greedy: Flag = Field(default=False, description="add one rollout of each task at temperature 0")
     env: Annotated[Json, Parameter(accepts_keys=False)] = Field(
         default="auto",
         description=(
-            "env of every task; auto = as the file's format says. Its settings may follow:"
-            " 'math?tools=none&system=@prompt.txt', where @FILE is the file's text; or a YAML file"
-            " of them: {name: math, tools: []} (docs/settings.md)"
+            "env of every task; auto = by the file's format. Settings of the env may"
+            " follow: 'math?tools=none&system=@prompt.txt', where @FILE is the file's text;"
+            " or name a YAML file: {name: math, tools: []} (docs/tasks.md)"
         ),
     )
     skip_invalid: Flag = Field(
@@ -119,7 +121,8 @@ class Job(BaseModel):
 
     sha256: Annotated[dict[str, str], Parameter(parse=False)] = Field(
         default_factory=dict,
-        description="of the task file and of the users' envs, as they were; written by `prorl run`",
+        description="hashes of the task file and of users' envs when the run was made; written by"
+        " `prorl run`",
     )
 
     @property

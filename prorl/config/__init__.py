@@ -73,13 +73,19 @@ class StageConfig(StrictModel):
         default=0,
         ge=0,
         le=64,
-        description="processes of its own beside the chains; 0 = a part of each chain",
+        description="processes of its own, beside the workers; 0 = the stage is a part of each"
+        " worker",
     )
     slots: int = Field(
-        default=16, ge=1, le=4096, description="rows that it has in hand at a time, a process"
+        default=16,
+        ge=1,
+        le=4096,
+        description="rollouts that the stage works on at a time, for each process",
     )
     finished_bytes: int = Field(
-        default=64 << 20, ge=1 << 20, description="finished rows kept for downstream, per worker"
+        default=64 << 20,
+        ge=1 << 20,
+        description="bytes of finished rows that each worker keeps until the next stage takes them",
     )
 
 
@@ -87,18 +93,22 @@ class BuildConfig(StrictModel):
     """Holds how images are built from the Dockerfiles of tasks; a change builds them anew."""
 
     bases: dict[str, str] = Field(
-        default_factory=dict, description="image to take, by the reference that FROM names"
+        default_factory=dict,
+        description="for each reference of a FROM line (key) the image that is used instead",
     )
     env: dict[str, str] = Field(
-        default_factory=dict, description="variables of RUN while it builds; not in the image"
+        default_factory=dict,
+        description="variables of RUN lines during the build; they are not in the image",
     )
     args: dict[str, str] = Field(default_factory=dict, description="build arguments")
     files: dict[str, str] = Field(
         default_factory=dict,
-        description="path in the build, by the path here: CA files, pip.conf; not in the image",
+        description="files of this host (keys) and their paths in the build (values): CA files,"
+        " pip.conf; they are not in the image",
     )
     secrets: dict[str, str] = Field(
-        default_factory=dict, description="file here, by the id that RUN --mount=type=secret names"
+        default_factory=dict,
+        description="files of this host, by the id that RUN --mount=type=secret names",
     )
     store: str = Field(
         default="",
@@ -111,10 +121,10 @@ class NetworkConfig(StrictModel):
 
     mode: Literal["no-network", "allowlist", "public"] = Field(
         default="no-network",
-        description="the most that a task's network_mode gets; `public` is any public host",
+        description="the most that a task may ask for as network_mode; `public` is any public host",
     )
     allowed_hosts: tuple[str, ...] = Field(
-        default=(), description="of mode `allowlist`: hosts that tasks may reach, NAME or *.NAME"
+        default=(), description="with mode `allowlist`: hosts that tasks may reach, NAME or *.NAME"
     )
     mirrors: tuple[str, ...] = Field(
         default=(),
@@ -127,8 +137,9 @@ class NetworkConfig(StrictModel):
     )
     files: dict[str, str] = Field(
         default_factory=dict,
-        description="path in sandboxes with a network, by the one on this node: CA files, pip.conf,"
-        " apt's sources, .npmrc; read-only, over what an image has there",
+        description="files of this node (keys) and their paths in sandboxes with a network"
+        " (values): CA files, pip.conf, apt's sources, .npmrc; read-only, instead of"
+        " what an image has there",
     )
     upstream: str = Field(
         default="",
@@ -137,12 +148,12 @@ class NetworkConfig(StrictModel):
     )
     upstream_resolves: bool = Field(
         default=False,
-        description="it gets names and resolves them itself, and must refuse private addresses;"
-        " otherwise it gets addresses that were checked here",
+        description="true = `upstream` gets host names, resolves them itself and must refuse"
+        " private addresses; false = it gets addresses that were checked here",
     )
     closed_hosts: tuple[str, ...] = Field(
         default=(),
-        description="HOST or HOST:PORT that no sandbox reaches, beside all that is not public,"
+        description="HOST or HOST:PORT that no sandbox may reach, in addition to private addresses,"
         " model servers and the gateway",
     )
 
@@ -204,16 +215,21 @@ class SandboxConfig(StrictModel):
 
     kind: str = Field(
         default="auto",
-        description="a row of prorl/sandbox/kinds; auto = pyns where it works, else apptainer",
+        description="kind of sandbox (`prorl doctor` lists them); auto = pyns if it works here,"
+        " else apptainer",
     )
     max_sandboxes: int | None = Field(
         default=None,
         ge=1,
         le=4096,
-        description="at a time; default: by the slots of this node's stages (docs/operating.md)",
+        description="sandboxes at a time; default: computed from the slots of this node's stages"
+        " (docs/operating.md)",
     )
     warm: int = Field(
-        default=0, ge=0, le=256, description="warm sandboxes kept for the default spec"
+        default=0,
+        ge=0,
+        le=256,
+        description="sandboxes that are started ahead of their use, for each recently used spec",
     )
     images: Path | None = Field(
         default=None,
@@ -221,21 +237,27 @@ class SandboxConfig(StrictModel):
     )
     pull: bool = Field(
         default=True,
-        description="pull a task's docker://REFERENCE on demand; else `prorl image pull` must have",
+        description="pull a task's docker://REFERENCE when it is needed; false: only images that"
+        " `prorl image pull` brought are used",
     )
     mirrors: dict[str, str] = Field(
-        default_factory=dict, description="URL that is asked first, by host of a container registry"
+        default_factory=dict,
+        description="for each container registry's host the URL of a mirror, which is tried first",
     )
     build: BuildConfig = BuildConfig()
     max_memory_mb: int = Field(
-        default=0, ge=0, description="the most memory of a sandbox, written files included; 0 = all"
+        default=0,
+        ge=0,
+        description="the most memory of a sandbox, written files included; 0 = no bound",
     )
     max_storage_mb: int = Field(
         default=0,
         ge=0,
         description="the most that a sandbox may write over its image; 0 = no bound",
     )
-    max_cpus: float = Field(default=0.0, ge=0, description="the most cores of a sandbox; 0 = all")
+    max_cpus: float = Field(
+        default=0.0, ge=0, description="the most cores of a sandbox; 0 = no bound"
+    )
     network: NetworkConfig = NetworkConfig()
     image: str = Field(
         default="",
@@ -244,7 +266,10 @@ class SandboxConfig(StrictModel):
         ),
     )
     snapshot_bytes: int = Field(
-        default=2 << 30, ge=0, description="prepared workspaces kept on disk for siblings of a task"
+        default=2 << 30,
+        ge=0,
+        description="bytes of prepared workspaces that are kept on disk for a task's further"
+        " rollouts",
     )
 
 
@@ -255,27 +280,39 @@ class StoreConfig(StrictModel):
         default=0.5,
         gt=0,
         le=60,
-        description="a part is written this long after its first row at the latest",
+        description="a Parquet part is written at most so many seconds after its first row arrived",
     )
     flush_bytes: int = Field(
-        default=16 << 20, ge=1 << 16, description="or once its rows have this many bytes"
+        default=16 << 20,
+        ge=1 << 16,
+        description="a part is also written once its rows have so many bytes",
     )
     hot_bytes: int = Field(
-        default=1 << 30, ge=1 << 20, description="memory-mapped hot copies kept for streams"
+        default=1 << 30,
+        ge=1 << 20,
+        description="bytes of recent rows that are kept memory-mapped for trainers' streams",
     )
     own_process: bool = Field(
         default=False,
-        description="a process of its own, so that neither it nor the gateway dies"
-        " with the other: 5 ms of CPU a rollout and 60 to 90 MB more",
+        description="the store gets a process of its own, so that neither it nor the gateway dies"
+        " with the other; costs 5 ms of CPU a rollout and 60 to 90 MB",
     )
-    url: str = Field(default="", description="root of run directories if elsewhere: s3://...")
+    url: str = Field(
+        default="", description="where run directories lie if not in the root: s3://..."
+    )
     compact_every_commits: int = Field(
-        default=256, ge=0, description="between compactions; 0 = never"
+        default=256, ge=0, description="commits from one compaction to the next; 0 = never compact"
     )
     keep_replaced_s: float = Field(
-        default=60.0, ge=0, description="compacted parts stay for readers"
+        default=60.0,
+        ge=0,
+        description="seconds that replaced parts stay after a compaction, for open readers",
     )
-    close_after_s: float = Field(default=60.0, ge=0, description="a finished run is closed, unread")
+    close_after_s: float = Field(
+        default=60.0,
+        ge=0,
+        description="seconds until the store closes a finished run that nobody reads",
+    )
 
 
 class Listener(NamedTuple):
@@ -312,8 +349,9 @@ class ServiceConfig(StrictModel):
     node_id: str = Field(default="local", description="name of this node in rows and status")
     workers: int | Literal["auto", "nodes"] = Field(
         default="auto",
-        description="processes with a chain of INIT, RUN and EVAL each; 0 = the chain lives in"
-        " `service`, with gateway and store; auto = 0 up to four cores, else 1; nodes = none here",
+        description="processes that run the stages INIT, RUN and EVAL; 0 = they run in the process"
+        " `service`, with gateway and store; auto = 0 up to four cores, else 1; nodes ="
+        " on other hosts only",
     )
     host: Literal["127.0.0.1", "localhost", "::1"] = Field(
         default="127.0.0.1", description="where HTTP and Flight listen on this host"
@@ -324,50 +362,58 @@ class ServiceConfig(StrictModel):
     listen: str = Field(
         default="",
         description=(
-            "HOST:PORT for trainers and nodes on other hosts, always over TLS: HTTPS at PORT,"
-            " Flight at PORT + 1 (gateway) and PORT + 2 (store); they join with a file of ROOT/join"
+            "HOST:PORT for trainers and nodes on other hosts, always over TLS: HTTPS at"
+            " PORT, Flight at PORT + 1 (gateway) and PORT + 2 (store); clients need a file"
+            " of ROOT/join"
         ),
     )
     advertise: str = Field(
-        default="", description="address that other hosts dial; needed where `listen` is 0.0.0.0"
+        default="", description="address that other hosts dial; needed if `listen` is 0.0.0.0"
     )
     guests: int = Field(
         default=0,
         ge=0,
         le=65535,
         description=(
-            "port of RUN where guests from elsewhere lease what they play, 0: none; on this host,"
-            " with `listen` at its address over TLS; further RUN workers have the ports above it"
+            "port at which guests from elsewhere lease rollouts (docs/guests.md); 0 = none."
+            " It is open to this host, or with `listen` at that address over TLS; further"
+            " RUN workers use the next ports"
         ),
     )
     certificate_days: float = Field(
         default=90,
         gt=0,
         le=3650,
-        description="life of the service's own certificate and of nodes': both renew theirs",
+        description="days that a certificate of the service or of a node is valid; both renew"
+        " theirs",
     )
     gateway: str = Field(
         default="",
         description="Flight location of a gateway on another host; set by `prorl node`",
     )
     backends: tuple[str, ...] = Field(
-        default=(), description="scripted:oracle, embedded:DIR, http://host:port ..."
+        default=(), description="model servers: scripted:oracle, embedded:DIR, http://HOST:PORT ..."
     )
     backend_key: str = Field(
-        default="", repr=False, description="bearer token of model servers; made for embedded ones"
+        default="",
+        repr=False,
+        description="bearer token of model servers; for embedded ones it is generated",
     )
     models: dict[str, str] = Field(
         default_factory=dict,
         description="address -> URL of the checkpoint that is served there; set by the supervisor",
     )
-    model: str = Field(default="", description="model name that HTTP backends serve")
+    model: str = Field(
+        default="",
+        description="model name of the HTTP model servers; empty = the only one that they serve",
+    )
     tokenizer: str = Field(default="bytes", description="`bytes` or a Hugging Face directory")
     init: StageConfig = StageConfig(slots=8)
     """What it has ready before RUN has room: each is a sandbox that waits."""
     run: StageConfig = StageConfig(slots=32)
     eval: StageConfig = StageConfig()
     pools: dict[str, StageConfig] = Field(
-        default_factory=dict, description="pools of further stages (`prorl.graph`) by their names"
+        default_factory=dict, description="settings of further stages (`prorl.graph`), by name"
     )
     sandbox: SandboxConfig = SandboxConfig()
     store: StoreConfig = StoreConfig()
@@ -375,33 +421,36 @@ class ServiceConfig(StrictModel):
         default=600.0,
         ge=0,
         le=7 * 86400,
-        description="how long a node that is asked to leave may go on with what it has in hand",
+        description="seconds that a node which shall leave may use to finish its rollouts",
     )
     sigterm_drain_s: float = Field(
         default=20.0,
         ge=0,
         le=86400,
-        description="the same after SIGTERM; whoever sent it kills soon (Slurm: after 30 s)",
+        description="the same after SIGTERM, whose sender kills soon (Slurm: after 30 s)",
     )
     journal_sync: bool = Field(
         default=False,
-        description="wait for the disk after each record of a journal of turns (power cuts)",
+        description="wait for the disk after each record of the journal of turns, so that it"
+        " survives a power cut",
     )
     load_code: bool = Field(
         default=False,
         description=(
-            "let tasks and runs name envs and agents as `module:attr` or `file.py:attr`, whose code"
-            " is then run by the service; always on with `prorl run`"
+            "tasks and runs may name envs and agents as `module:attr` or `file.py:attr`,"
+            " and the service runs their code; always on with `prorl run`"
         ),
     )
     max_queued_rollouts: int = Field(
         default=1_000_000,
         ge=1,
-        description="accepted and not leased, of all runs; more are refused with HTTP 429",
+        description="rollouts of all runs that may wait to be leased; more are refused with HTTP"
+        " 429",
     )
     trace: bool = Field(
         default=False,
-        description="write when each row passes each edge to ROOT/trace (`prorl bench pipeline`)",
+        description="write to ROOT/trace when each row passes from stage to stage (`prorl bench"
+        " pipeline`)",
     )
     socket_dir: Path = Field(
         default=Path(), description="short private directory for sockets; set by the supervisor"
@@ -507,25 +556,26 @@ class Sampling(StrictModel):
         default=_SAMPLING.temperature,
         ge=0.0,
         le=10.0,
-        description="of the sampled answers; default 1",
+        description="temperature of the sampled answers",
     )
     top_p: float = Field(
         default=_SAMPLING.top_p,
         gt=0.0,
         le=1.0,
-        description="1: no cut; a run that trains needs 1, else logprobs are not the model's",
+        description="1 = no cut; a run that trains needs 1, otherwise logprobs are not the model's",
     )
     top_k: int = Field(
         default=_SAMPLING.top_k,
         ge=0,
         le=MAX_INT32,
-        description="0: no cut; a run that trains needs 0",
+        description="0 = no cut; a run that trains needs 0",
     )
     max_tokens: int = Field(
         default=_SAMPLING.max_tokens,
         ge=1,
         le=MAX_CALL_TOKENS,
-        description="per model call; a model that thinks has limits.max_tokens where none is said",
+        description="tokens of one model call; if it is not set, a model that thinks has"
+        " limits.max_tokens",
     )
 
     @property
@@ -557,8 +607,8 @@ class Limits(StrictModel):
         default=_LIMITS.run_s,
         gt=0,
         le=86400,
-        description="seconds of model and tool time in RUN; a model that thinks, or a program, has"
-        " 1800 where none is said",
+        description="seconds of model and tool time in RUN; if it is not set, a model that thinks,"
+        " or a program, has 1800",
     )
     eval_s: float = Field(
         default=_LIMITS.eval_s, gt=0, le=86400, description="seconds of EVAL, retries included"
@@ -567,7 +617,7 @@ class Limits(StrictModel):
         default=_LIMITS.queue_s,
         gt=0,
         le=7 * 86400,
-        description="seconds that a rollout may wait, anywhere",
+        description="seconds that a rollout may wait in queues, in all",
     )
     tool_s: float = Field(
         default=_LIMITS.tool_s, gt=0, le=86400, description="seconds of one tool call"
@@ -576,7 +626,7 @@ class Limits(StrictModel):
         default=_LIMITS.max_turns,
         ge=1,
         le=1000,
-        description="model calls; a program has 200 where none is said",
+        description="model calls; if it is not set, a program has 200",
     )
     max_tokens: int = Field(
         default=_LIMITS.max_tokens,
@@ -588,19 +638,20 @@ class Limits(StrictModel):
         default=_LIMITS.max_attempts,
         ge=1,
         le=100,
-        description="attempts that may fail for the infrastructure; 3: two retries",
+        description="attempts that may fail because of the infrastructure; 3 = two retries",
     )
     max_worker_losses: int = Field(
         default=_LIMITS.max_worker_losses,
         ge=0,
         le=1000,
-        description="attempts that may be lost besides to deaths of our own workers",
+        description="further attempts that may be lost because a worker died",
     )
     artifact_mb: int = Field(
         default=_LIMITS.artifact_mb,
         ge=0,
         le=256,
-        description="packed changes that cross to Harbor's tests; more is judged where it lies",
+        description="size up to which a change is copied into a fresh sandbox for Harbor's tests; a"
+        " larger one is tested in the agent's own sandbox",
     )
 
     def limits(self) -> RolloutLimits:
@@ -624,87 +675,100 @@ class RunConfig(StrictModel):
     )
     delivery: Literal["store", "stream"] = Field(
         default="store",
-        description="stream: a trainer is handed each kept group; store: Parquet alone",
+        description="stream = a trainer gets each kept group; store = groups are only stored as"
+        " Parquet",
     )
     agent: str = Field(
         default="native",
-        description="who drives the policy: native, a program that runs in the sandbox"
-        " (mini-swe-agent, codex ...: docs/agents.md), 'command: WORDS', or your own",
+        description="who drives the policy: native (prorl's own tool loop), a program that runs in"
+        " the sandbox (mini-swe-agent, codex ...: docs/agents.md), 'command: ARGV', or a"
+        " class of yours",
     )
     renderer: RendererSpec = RendererSpec()
     env: dict[str, dict[str, Any]] = Field(
         default_factory=dict,
-        description="settings of its tasks' envs, below those of a row's `data.settings`: {name:"
-        " math, tools: []}, 'math?tools=none', or {math: {tools: []}} for several envs; `prorl"
-        " schema` has the settings of each env. `prorl run` fills it in from the job's `env`",
+        description="settings of the envs of its tasks: {name: math, tools: []}, 'math?tools=none',"
+        " or {math: {tools: []}} for several envs; a row's `data.settings` win over"
+        " them. `prorl schema --settings` lists those of each env. `prorl run` fills it"
+        " in from the job's `env`",
     )
     tools: tuple[str, ...] = Field(
         default=(),
-        description="names of the tools that its tasks offer, where they are known beforehand: a"
-        " model that takes none is refused before the run exists. `prorl run` fills it in; tasks"
-        " are checked when they are submitted, too",
+        description="names of the tools that its tasks offer, if you know them beforehand: then a"
+        " model that takes no tools is refused before the run exists, and not only when"
+        " tasks are submitted. `prorl run` fills it in",
     )
     system_message: bool = Field(
         default=False,
-        description="whether its tasks begin with a system message: as `tools`",
+        description="whether its tasks begin with a system message; checked as `tools` is",
     )
     seed: int = Field(default=0, ge=0, lt=1 << 62, description="the same seed repeats a seeded run")
     sampling: Sampling = Sampling()
     limits: Limits = Limits()
     backends: tuple[str, ...] = Field(
-        default=(), description="only for this run; else the service's"
+        default=(), description="model servers for this run only; empty = the service's"
     )
     target_groups: int = Field(
         default=0,
         ge=0,
-        description="stop when that many groups are kept; 0 = all that was submitted",
+        description="end the run when so many groups are kept; 0 = when all submitted groups are"
+        " done",
     )
-    max_open_groups: int = Field(default=256, ge=1, description="groups leased and not decided")
+    max_open_groups: int = Field(
+        default=256, ge=1, description="groups that may be sampled at a time"
+    )
     max_unacked_groups: int = Field(
         default=256,
         ge=1,
-        description="delivery=stream: open plus kept groups that no commit covers",
+        description="delivery=stream: the most groups that are sampled or kept and not yet"
+        " committed by the trainer; then the run pauses",
     )
     epochs: int = Field(
         default=0,
         ge=0,
         le=1_000_000,
-        description="what is submitted is a dataset, and the run feeds itself: each task so many"
-        " times, in an order by `seed`; 0 = groups, each sampled once",
+        description="the submitted tasks are a dataset, of which each task is sampled so many"
+        " times, in an order by `seed`; 0 = each submitted group is sampled once",
     )
     server_priority: bool = Field(
         default=False,
-        description="with `epochs`: model servers serve those rollouts first that are expected to"
-        " be longest (vLLM: `--scheduling-policy priority`)",
+        description="with `epochs`: model servers prefer the rollouts that are expected to be"
+        " longest (vLLM: `--scheduling-policy priority`)",
     )
     groups_per_step: int = Field(
         default=0,
         ge=0,
-        description="groups that the trainer takes at a time: no more are sampled ahead than it"
-        " takes while a group is sampled, or than stay fresh; 0 = not known",
+        description="groups that the trainer takes for a step; bounds how many are sampled ahead"
+        " (docs/dapo.md); 0 = not known",
     )
     early_stop_valid: int = Field(
         default=0,
         ge=0,
-        description="end a group early: once so many members are valid, the others have"
+        description="once so many rollouts of a group are valid, the others have only"
         " `straggler_grace_s` left; 0 = wait for all",
     )
     straggler_grace_s: float = Field(
         default=60.0,
         ge=0,
         le=86400,
-        description="seconds that the rest of a group has once early_stop_valid members are done",
+        description="seconds that the rest of a group has after `early_stop_valid` rollouts are"
+        " valid",
     )
     max_staleness: int = Field(
-        default=-1, ge=-1, description="published minus oldest span version at hand-out; -1 = any"
+        default=-1,
+        ge=-1,
+        description="how many versions the oldest token of a group may be behind the published one"
+        " when the group is handed out; -1 = any number",
     )
     skip_invalid: bool = Field(
         default=False,
-        description="a prompt that `limits.max_tokens` cannot hold fails its own rollouts"
-        " (`prompt_too_long`); else the first one ends the run",
+        description="a prompt longer than `limits.max_tokens` fails only its own rollouts"
+        " (`prompt_too_long`); otherwise the first one ends the run",
     )
     journal: Literal["off", "node"] = Field(
-        default="node", description="keep turns on the node: a new RUN worker goes on with them"
+        default="node",
+        description="node = completed turns are kept on the node's disk, so that after a worker's"
+        " death the next one goes on with them",
     )
     on_lost_tool_call: Literal["report", "fail"] = Field(
         default="report",
@@ -714,14 +778,14 @@ class RunConfig(StrictModel):
     train: tuple[Lineage, ...] = Field(
         default=TASK_LINEAGES,
         min_length=1,
-        description="conversations of a rollout that train: main (it was given the task), compacted"
-        " (main after its history was summarised), subagent (another with tools), auxiliary"
-        " (another without tools, such as a title)",
+        description="which conversations of a rollout train: main (the one with the task),"
+        " compacted (main after its history was summarised), subagent (another one with"
+        " tools), auxiliary (another one without tools, such as for a title)",
     )
     routed_experts: bool = Field(
         default=False,
-        description="keep which experts of a mixture each token went through, as model servers with"
-        " --enable-return-routed-experts say",
+        description="store which experts each token was routed to; model servers need"
+        " --enable-return-routed-experts",
     )
     track: tuple[TrackerName, ...] = Field(
         default=(),

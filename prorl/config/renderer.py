@@ -16,29 +16,35 @@ class RendererSpec(BaseModel):
 
     model: str = Field(
         default="",
-        description="directory of the run's model, or `bytes`; empty = the service's `tokenizer`",
+        description="directory of the run's model (tokenizer and chat template), or `bytes`; empty"
+        " = the service's `tokenizer`",
     )
     name: str = Field(
         default="", description="`template`, `chatml` or an entry point of `prorl.renderers`"
     )
-    family: str = Field(default="", description="empty = found from the chat template")
+    family: str = Field(
+        default="", description="model family; empty = recognised by the chat template"
+    )
     variables: dict[str, Json] = Field(
         default_factory=dict,
-        description="of the chat template: enable_thinking, reasoning_effort ...",
+        description="variables of the chat template: enable_thinking, reasoning_effort ...",
     )
     date: str = Field(
-        default="", description="day that a template may write, YYYY-MM-DD; empty = the run's first"
+        default="",
+        description="the date that a template writes, if it writes one, YYYY-MM-DD; empty = the day"
+        " on which the run was made",
     )
     on_history_rewrite: Literal["append", "segment"] = Field(
         default="append",
         description=(
-            "a new user message where the template would drop earlier thoughts: `append` keeps"
-            " them, `segment` starts a new segment"
+            "what happens at a new user message if the template would drop earlier"
+            " thoughts: `append` keeps them, `segment` starts a new sequence"
         ),
     )
     allow_unrendered_tools: bool = Field(
         default=False,
-        description="offer tools that the template does not write: the env's messages say them",
+        description="allow tools that the template does not render, because the env's messages"
+        " describe them",
     )
 
     def settled(self, model: str, created_at: float) -> RendererSpec:

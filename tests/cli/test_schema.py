@@ -38,7 +38,8 @@ def test_the_page_has_every_setting_of_every_env(capsys: pytest.CaptureFixture[s
 
 def test_every_key_of_a_config_has_a_meaning() -> None:
     settings = settings_of(config_schema())
-    assert {"tasks", "service.init.slots", "run.limits.tool_s"} <= {
-        setting.key for setting in settings
-    }
+    defaults = {setting.key: setting.default for setting in settings}
+    assert {"tasks", "run.limits.tool_s"} <= defaults.keys()
+    slots = [defaults[f"service.{stage}.slots"] for stage in ("init", "run", "eval")]
+    assert slots == ["`8`", "`32`", "`16`"], "each section has its own, not its type's"
     assert [setting.key for setting in settings if not (setting.meaning and setting.type)] == []

@@ -71,7 +71,7 @@ def config_schema() -> dict[str, Json]:
 
 VIEWS = {
     "deliveries": "group_id, delivery_seq, min_version: groups in the order of delivery",
-    "partial": "as edge/scored: what attempts that did not commit had sampled",
+    "partial": "as edge/scored: what was sampled by attempts that were not committed",
     "passk": "run_id, group_id, task_id, data_source, n, c, k, pass_at_k: n valid members of a"
     " group, c with a full reward",
     "tool_calls": "run_id, rollout_id, attempt, turn, name, arguments, error, exit_code, timed_out:"
@@ -110,7 +110,10 @@ def columns_page() -> str:
     lines = [
         f"# prorl schemas, version {SCHEMA_VERSION}",
         "",
-        "Written by `prorl schema`; `prorl/schema/__init__.py` has the rules.",
+        "`prorl schema` prints this page. `edge/NAME` are the streams between the stages; each",
+        "edge has the columns of the one before and those listed for it. `edge back` and `control`",
+        "are the messages beside them. `stream` is what trainers get. The other sections are the",
+        "tables that SQL sees. `prorl/schema/__init__.py` has the rules for changes.",
         "",
     ]
     listed: set[tuple[str, str]] = set()
@@ -121,7 +124,7 @@ def columns_page() -> str:
             listed |= {(row["name"], row["type"]) for row in rows}
         lines += [f"## {name}", "", "| column | type | null | meaning |", "|---|---|---|---|"]
         lines += [*map(_line, rows), ""]
-    lines += ["## views", "", "SQL sees these besides, made of the tables when they are named.", ""]
+    lines += ["## views", "", "SQL also sees these, which are computed from the tables.", ""]
     lines += [
         "| view | columns |",
         "|---|---|",
@@ -144,11 +147,11 @@ def settings_page() -> Iterator[str]:
     """Yields the lines of the page of settings."""
     yield "# Settings"
     yield ""
-    yield "Written by `prorl schema --settings`. A file for `--config` (YAML or JSON) has these"
-    yield "keys: `service` is how a service runs on this machine, `run` is one run. A flag wins"
-    yield "over the file: `--set run.limits.tool_s=60`. The environment holds keys of the service,"
-    yield "without that word: `PRORL_INIT__SLOTS=8` is `service.init.slots`; it wins over the file,"
-    yield "not over a flag."
+    yield "`prorl schema --settings` prints this page. The keys stand in a file for `--config`"
+    yield "(YAML or JSON): `service` is how a service runs on this machine, `run` is one run."
+    yield "On a command line `--set run.limits.tool_s=60` wins over the file. An environment"
+    yield "variable such as `PRORL_INIT__SLOTS=8` sets a key of `service`, here"
+    yield "`service.init.slots`; it wins over the file, and `--set` wins over it."
     section = None
     for setting in settings_of(config_schema()):
         name = setting.key.rpartition(".")[0]
@@ -163,10 +166,12 @@ def settings_page() -> Iterator[str]:
 
 def settings_of(schema: Json) -> list[Setting]:
     """Returns the keys of a JSON schema, those of a section one after the other."""
-    sections: list[tuple[str, Json]] = [("", schema)]
+    sections: list[tuple[str, Json, Json]] = [("", schema, {})]
     settings: list[Setting] = []
-    for prefix, section in sections:  # it grows meanwhile
-        for name, field in section["properties"].items():
+    for prefix, section, defaults in sections:  # it grows meanwhile
+        for name, declared in section["properties"].items():
+            # Two sections of one type may have different defaults: `service.init`, `service.run`.
+            field = {**declared, "default": defaults[name]} if name in defaults else declared
             choices = [field, *field.get("anyOf", ())]
             inner = [
                 schema["$defs"][choice["$ref"].rpartition("/")[2]]
@@ -175,7 +180,8 @@ def settings_of(schema: Json) -> list[Setting]:
             ]
             nested = [choice for choice in inner if "properties" in choice]
             if nested:
-                sections += [(f"{prefix}{name}.", choice) for choice in nested]
+                inherited = field.get("default") or {}
+                sections += [(f"{prefix}{name}.", choice, inherited) for choice in nested]
             else:
                 settings.append(_setting(prefix + name, field, inner))
     return settings
