@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from prorl.sandbox.images.layers import LayerRecipe, ToolFailed, _install, make_
 from prorl.sandbox.images.registry import Registry
 from prorl.sandbox.node.probe import probe_kind
 from prorl.sandbox.spawn import spawned
-from prorl.types import FailureCode, SandboxSpec
+from prorl.types import HOST_WHEELS, FailureCode, SandboxSpec
 from tests.sandbox.image_sources import Blobs, serving
 
 KINDS = [
@@ -133,6 +134,19 @@ async def test_what_cannot_be_installed_is_the_tasks_fault(
         with pytest.raises(SandboxError, match=says) as caught:
             await host.start("layer/1/1", "run", spec)
     assert caught.value.code is FailureCode.BAD_TASK
+
+
+async def test_modules_of_the_host_are_not_compiled_at_each_start(
+    sandbox_kind: str, tmp_path: Path
+) -> None:
+    """With `-v`, Python names the file that each module's code is from."""
+    spec = SandboxSpec(requirements=("pytest",), wheels=HOST_WHEELS)
+    async with spawned(sandbox_kind, images=str(tmp_path / "images")) as (host, _):
+        script = "python3 -v -c 'import pytest' 2>&1 | grep 'code object from'"
+        log = await _ask(host, spec, "bash", "-c", script)
+    files = set(re.findall(r"code object from '?(\S*site-packages/[^\s']*)", log))
+    assert len(files) > 50
+    assert {file for file in files if not file.endswith(".pyc")} == set()
 
 
 PROGRAMS = {

@@ -34,7 +34,7 @@ from prorl.types import HOST_WHEELS
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-VERSION = 1
+VERSION = 2
 """Changes when layers are made in another way."""
 NPM = "npm:"
 SHEBANG = b"#!/usr/bin/env python3\n"
@@ -126,7 +126,11 @@ def _fill(work: Path, job: dict[str, str]) -> None:
         raise ToolFailed(f"{job['source']}: no environment could be made", mistake=False)
     requirements, of_npm = split(json.loads(job["requirements"]))
     if job["wheels"] == HOST_WHEELS:
-        _copy(closure(requirements), next(tree.glob("lib/python3*/site-packages")))
+        packages = next(tree.glob("lib/python3*/site-packages"))
+        _copy(closure(requirements), packages)
+        # A sandbox cannot write bytecode there: what has none would be compiled at each start. A
+        # file that cannot be compiled is a template that a package brings, and no failure.
+        _ends_well([interpreter(), "-m", "compileall", "-qq", str(packages)])
     elif requirements:
         _install(requirements, tree, work, job)
     _free_scripts(tree)
@@ -262,9 +266,12 @@ def _applies(need: object) -> bool:
 
 
 def _copy(distributions: Sequence[metadata.Distribution], target: Path) -> None:
+    """Copy files with their times: bytecode is valid for a source of the time that it names."""
     for distribution in distributions:
         for file in distribution.files or ():
             source = Path(str(distribution.locate_file(file)))
             if ".." not in file.parts and source.is_file():
                 (target / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, target / file)
+                about = source.stat()
+                os.utime(target / file, ns=(about.st_atime_ns, about.st_mtime_ns))
