@@ -29,6 +29,17 @@ settings.load_profile("prorl")
 _BEGAN = time.monotonic()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu", action="store_true", help="print the files that use the most CPU")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("cpu"):
+        from tests.cpu import CpuTable
+
+        config.pluginmanager.register(CpuTable())
+
+
 @pytest.fixture(scope="session")
 def sandbox_kind() -> str:
     """The cheapest kind that isolates where it works; the others: `tests/sandbox`."""
