@@ -12,12 +12,11 @@ from tests.faults.all_guards import BY_HAND, switched_off
 from tests.faults.guarantees import PAGE, ROOT, Row, places, pytest_arguments, rows
 
 ROWS = rows(PAGE.read_text())
-PLACES = {row: places(row) for row in ROWS}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.guarantee[:60] for row in ROWS])
 def test_a_row_names_lines_and_tests_that_are_there(row: Row) -> None:
-    matches = PLACES[row]
+    matches = places(row)
     assert matches
     assert not [words for words, there in matches if not there]
     tests = pytest_arguments(row)
@@ -30,7 +29,7 @@ def test_a_row_names_lines_and_tests_that_are_there(row: Row) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.guarantee[:60] for row in ROWS])
 def test_a_line_that_is_off_leaves_a_program_that_runs(row: Row) -> None:
-    for words, there in PLACES[row]:
+    for words, there in places(row):
         texts = {place.file: (ROOT / place.file).read_text() for place in there}
         off = switched_off(dict(texts), there)
         assert off != texts

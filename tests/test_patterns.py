@@ -116,6 +116,12 @@ def sources() -> dict[str, str]:
     return {str(path.relative_to(ROOT)): path.read_text() for path in paths}
 
 
+def files_with_patterns() -> list[str]:
+    """The source files that import `re`."""
+    imports = re.compile(r"^\s*(?:import re|from re import .*)$", re.MULTILINE)
+    return [file for file, text in sources().items() if imports.search(text)]
+
+
 @cache
 def collected() -> tuple[list[PatternUse], set[tuple[str, str]]]:
     """The patterns, and what only a call can put together: (file, expression)."""
@@ -127,9 +133,8 @@ def collected() -> tuple[list[PatternUse], set[tuple[str, str]]]:
         key = file, str(pattern.pattern), pattern.flags
         patterns.setdefault(key, PatternUse(file, name, pattern, set())).methods.update(methods)
 
-    for file, text in sources().items():
-        if not re.search(r"^\s*(?:import re|from re import .*)$", text, re.MULTILINE):
-            continue
+    for file in files_with_patterns():
+        text = sources()[file]
         name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         values = vars(
             importlib.import_module(name if name.startswith("prorl") else f"prorl.{name}")
@@ -339,7 +344,7 @@ def grows(pattern: re.Pattern[Any], methods: set[str], text: Repeated, num_chars
     return twice >= min(GROWTH * once, MOST_S)
 
 
-@pytest.mark.parametrize("file", sorted({use.file for use in collected()[0]}))
+@pytest.mark.parametrize("file", sorted(files_with_patterns()))
 def test_every_pattern_is_linear(file: str) -> None:
     for use in collected()[0]:
         if use.file == file:

@@ -137,7 +137,11 @@ def _cases() -> list[tuple[str, list[Place], list[list[str]]]]:
     return cases
 
 
-CASES = _cases()
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Look the lines up only where these tests are collected, not where the module is imported."""
+    if "there" in metafunc.fixturenames:
+        cases = _cases()
+        metafunc.parametrize(("name", "there", "tests"), cases, ids=[case[0] for case in cases])
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +171,6 @@ def switched_off(texts: dict[str, str], there: list[Place]) -> dict[str, str]:
     return texts
 
 
-@pytest.mark.parametrize(("name", "there", "tests"), CASES, ids=[case[0] for case in CASES])
 def test_a_test_fails_without(
     copy: Path, name: str, there: list[Place], tests: list[list[str]]
 ) -> None:
