@@ -32,11 +32,14 @@ class Repeated(NamedTuple):
 
 def is_quadratic(read: Callable[[str], object], text: Callable[[int], str], num_chars: int) -> bool:
     """Returns whether twice the text cost GROWTH times as much in each try."""
-    return all(_grows(read, text, num_chars) for _ in range(TRIES))
+    return all(grows(read, text, num_chars) for _ in range(TRIES))
 
 
-def _grows(read: Callable[[str], object], text: Callable[[int], str], num_chars: int) -> bool:
+def grows(read: Callable[[str], object], text: Callable[[int], str], num_chars: int) -> bool:
+    """Returns whether twice the text cost GROWTH times as much in a single try."""
     once_s = read_s(read, text(num_chars))
+    if once_s < LEAST_S / 4:  # four times as much is still less than LEAST_S + GROWTH * once_s
+        return False
     return once_s >= MOST_S or read_s(read, text(2 * num_chars)) >= LEAST_S + GROWTH * once_s
 
 
