@@ -50,6 +50,13 @@ SQL = (
 )
 
 
+EACH_HELP = """
+from prorl.cli.app import COMMANDS, dispatch
+for command in COMMANDS:
+    assert dispatch([command, "--help"]) == 0
+"""
+
+
 @pytest.mark.parametrize(
     "argv",
     [
@@ -57,13 +64,21 @@ SQL = (
         ["show", str(RUN)],
         ["show", str(RUN), "--worst"],
         ["doctor"],
-        *([command, "--help"] for command in COMMANDS),
         ["sql", str(RUN), "select no_such_column from rollouts"],
     ],
     ids=" ".join,
 )
 def test_no_line_is_wider_than_the_terminal(argv: list[str]) -> None:
-    text = WORDS.sub("", output_of("-m", "prorl.cli", *argv))
+    _check_widths(WORDS.sub("", output_of("-m", "prorl.cli", *argv)))
+
+
+def test_no_help_is_wider_than_the_terminal() -> None:
+    text = WORDS.sub("", output_of("-c", EACH_HELP))
+    assert re.findall(r"^Usage: prorl (\w+)", text, re.MULTILINE) == list(COMMANDS)
+    _check_widths(text)
+
+
+def _check_widths(text: str) -> None:
     assert text.strip()
     # A path, a hash or a query's word that is longer than the terminal cannot be helped.
     wide = [line for line in text.split("\n") if len(line.rstrip()) > COLUMNS]
