@@ -8,9 +8,8 @@ Processes that something else waits for (those of a sandbox, of a daemon) are mi
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -18,53 +17,69 @@ MAX_ROWS = 40
 COLLECTION = "(start and collection)"
 
 
-def _times() -> Counter[str]:
+class Usage(NamedTuple):
+    """The seconds that tests used, and their number."""
+
+    own_s: float = 0.0
+    children_s: float = 0.0
+    clock_s: float = 0.0
+    tests: int = 0
+
+    def plus(self, other: Usage, sign: int = 1) -> Usage:
+        return Usage(
+            self.own_s + sign * other.own_s,
+            self.children_s + sign * other.children_s,
+            self.clock_s + sign * other.clock_s,
+            self.tests + sign * other.tests,
+        )
+
+
+def _until_now() -> Usage:
     times = os.times()
-    return Counter(
-        own=times.user + times.system,
-        children=times.children_user + times.children_system,
-        clock=times.elapsed,
-    )
+    own_s, children_s = times.user + times.system, times.children_user + times.children_system
+    return Usage(own_s, children_s, times.elapsed)
 
 
 class CpuTable:
-    """The seconds of each file, added up over the processes of pytest-xdist."""
+    """The usage of each file, added up over the processes of pytest-xdist."""
 
     def __init__(self) -> None:
-        self._seconds: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._usage: dict[str, Usage] = {}
+
+    def _add(self, file: str, usage: Usage) -> None:
+        self._usage[file] = self._usage.get(file, Usage()).plus(usage)
 
     def pytest_collection_finish(self) -> None:
-        times = os.times()
-        self._seconds[COLLECTION].update(own=times.user + times.system)
+        self._add(COLLECTION, _until_now()._replace(clock_s=0.0))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        before = _times()
+        before = _until_now()
         result = yield
-        seconds = self._seconds[item.nodeid.partition("::")[0]]
-        seconds.update(_times())
-        seconds.subtract(before)
-        seconds.update(tests=1)
+        used = _until_now().plus(before, -1)
+        self._add(item.nodeid.partition("::")[0], used._replace(tests=1))
         return result
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         output = getattr(session.config, "workeroutput", None)
         if output is not None:
-            output["cpu"] = {name: dict(counts) for name, counts in self._seconds.items()}
+            output["cpu"] = {file: list(usage) for file, usage in self._usage.items()}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        for name, counts in getattr(node, "workeroutput", {}).get("cpu", {}).items():
-            self._seconds[name].update(counts)
+        for file, usage in getattr(node, "workeroutput", {}).get("cpu", {}).items():
+            self._add(file, Usage(*usage))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        rows = sorted(
-            self._seconds.items(), key=lambda row: row[1]["own"] + row[1]["children"], reverse=True
+        files = sorted(
+            self._usage.items(), key=lambda row: row[1].own_s + row[1].children_s, reverse=True
         )
-        total = sum((counts for _, counts in rows), Counter[str]())
+        total = Usage()
+        for _, usage in files:
+            total = total.plus(usage)
         terminalreporter.section("CPU s: own, of children; s by the clock; tests")
-        for name, counts in [*rows[:MAX_ROWS], ("all files", total)]:
+        for file, usage in [*files[:MAX_ROWS], ("all files", total)]:
             terminalreporter.write_line(
-                f"{counts['own']:8.1f} {counts['children']:8.1f} {counts['clock']:8.1f} "
-                f"{counts['tests']:5.0f}  {name}"
+                f"{usage.own_s:8.1f} {usage.children_s:8.1f} {usage.clock_s:8.1f} "
+                f"{usage.tests:5}  {file}"
             )
