@@ -7,6 +7,7 @@ import pytest
 from prorl.control import ControlRow, Progress, Started
 from prorl.service.core.watchdog import ProgressWatchdog
 from prorl.service.log.log import ControlLog
+from prorl.types import FailureCode
 from tests.service.running_gateway import group, run_config
 from tests.service.stepped_core import SteppedCore
 
@@ -80,6 +81,8 @@ def test_attempts_that_all_fail_alike_are_reported_until_an_attempt_succeeds(
     assert reports == [False] * 4 + [True] + [False] * 3, "while it moves, and once"
     expected = "attempt after attempt fails with sandbox_start, the first: image x0: no such thing"
     assert world.run.stalled == expected
+    world.run.progress.failed_attempts[FailureCode.RETURNED, ""] += 1  # as after a restart
+    assert world.run.attempt_counts == {"returned": 1}, "no node is named where none is known"
     world.now += 60.0
     world.core.pump(8)
     (*others, last) = world.run.rollouts.values()

@@ -167,7 +167,7 @@ def remarks(answer: Mapping[str, Json], run: str = "") -> Iterator[str]:
         if run in ("", row["run_id"]) and (failures := row["failures"]):
             words = ", ".join(f"{number:,} {clean(what)}" for what, number in failures.items())
             yield (
-                f"{row['run_id']}: attempts that ended without a row: {words};"
+                f"{row['run_id']}: attempts that ended without a result: {words};"
                 f" `prorl sql {row['run_id']} 'select * from attempts'` has each"
             )
         if run in ("", row["run_id"]) and (steps := row["steps"]):

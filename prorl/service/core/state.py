@@ -307,7 +307,7 @@ class RunProgress:
     """Open groups that take longer than groups do, when we last looked."""
     turns: int = 0
     failed_attempts: Counter[tuple[FailureCode, str]] = field(default_factory=Counter)
-    """Attempts that ended without a row since the service began, by code and node."""
+    """Attempts that ended without a result since the service began, by code and node."""
     alike: tuple[FailureCode, int, str] = (FailureCode.NONE, 0, "")
     """The code with which its last attempts failed through no fault of the policy's, how many did
     so one after the other, and the first one's message. Empty again when a rollout completes.
@@ -596,7 +596,10 @@ class RunRecord:
     def attempt_counts(self) -> dict[str, int]:
         """The commonest first."""
         counts = self.progress.failed_attempts.most_common(LISTED_FAILURES)
-        return {f"{code.value} on {node or '-'}": number for (code, node), number in counts}
+        return {
+            f"{code.value} on {node}" if node else code.value: number
+            for (code, node), number in counts
+        }
 
     @property
     def reward_mean(self) -> float | None:

@@ -64,7 +64,9 @@ class RunSummary(View):
     dropped: Mapping[str, int] = at("decisions.drop_reasons")
     """Groups that were not kept, by the filter's reason."""
     failures: Mapping[str, int] = at("attempt_counts")
-    """Attempts that ended without a row since the service began, by "code on node"."""
+    """Attempts that ended without a result since the service began, by "code on node", or by code
+    where no node had them.
+    """
     stalled: str = at("stalled")
     """What a run that does not move waits for, or why it was refused or has failed."""
     track: tuple[str, ...] = at("config.track")
