@@ -330,6 +330,21 @@ async def test_a_tasks_dockerfile_is_built_once_for_each_digest_of_folder_and_se
     assert len(names) == 3
 
 
+async def test_a_heredoc_is_not_handed_to_a_builder_that_knows_none(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM a\nRUN cat <<END > /b\nrun\nEND\n")
+    builder = tmp_path / "bin/buildah"
+    builder.parent.mkdir()
+    builder.write_text("#!/bin/bash\necho buildah version 1.28.2\n")
+    builder.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{builder.parent}:{os.environ['PATH']}")
+    cache = ImageCache(registry.root)
+    with pytest.raises(SandboxError, match=r"<<\), which buildah 1\.28 does not know") as caught:
+        await cache.locate(f"dockerfile:{tmp_path}")
+    assert caught.value.code == "sandbox_start", "of this node, not of the task"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

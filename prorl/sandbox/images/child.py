@@ -170,12 +170,20 @@ def reason_in(text: str) -> str:
 
     >>> reason_in("INFO: starting\\nFATAL:   no such file\\nERROR: cleaning up\\n")
     'FATAL: no such file'
+    >>> reason_in('Unknown instruction: "RAN" &imagebuilder.Step{Env:[]}\\n\\x1b[31mred')
+    'Unknown instruction: "RAN" | ?[31mred'
     """
-    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    lines = [_plain(line) for line in text.splitlines() if line.strip()]
     for mark in MARKS:
         if telling := [line for line in lines if mark in line]:
             return telling[-1][:500]
     return " | ".join(lines[-LAST_LINES:] or ["it said nothing"])[-500:]
+
+
+def _plain(line: str) -> str:
+    """A line without control characters, and without what buildah prints of its own variables."""
+    words = " ".join(line.partition("&imagebuilder.Step{")[0].split())
+    return "".join(letter if letter.isprintable() else "?" for letter in words)
 
 
 # ---- in the child

@@ -30,6 +30,8 @@ from prorl.sandbox.images.tree import digest_of
 
 DOCKERFILES = ("environment/Dockerfile", "Dockerfile")
 """Where a task's or a build's folder has it."""
+HEREDOCS_SINCE = (1, 33)
+"""The first version of buildah that reads them; older ones take each line for an instruction."""
 STORE_VARIABLES = ("AWS_", "FSSPEC_", "GOOGLE_", "AZURE_")
 """How variables begin by which a store is reached: no build sees them."""
 _FROM = re.compile(r"(?i)(\s*FROM\s+(?:--\S+\s+)*)(\S+)(?:\s+AS\s+(\S+))?")
@@ -77,6 +79,9 @@ def build(recipe: Path, work: Path, settings: Mapping[str, Any]) -> Path:
             f"{recipe} needs buildah or podman, and neither is installed: apt-get install buildah,"
             " or set `service.sandbox.build.store` to where another node puts what it builds"
         )
+    content = recipe.read_bytes().removeprefix(codecs.BOM_UTF8)
+    text = content.decode("utf-8", "surrogateescape")
+    _check_heredocs(recipe, text, builder)
     # its storage is the user's own: base images are pulled once, and layers are shared
     try:
         os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
@@ -85,9 +90,7 @@ def build(recipe: Path, work: Path, settings: Mapping[str, Any]) -> Path:
     # a build that is killed leaves gigabytes of layers in it
     os.environ["TMPDIR"] = str(work)
     number, archive, adapted = work / "image-id", work / "image.tar", work / "Dockerfile"
-    text = recipe.read_bytes().removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
-    text = adapt(text, settings)
-    adapted.write_bytes(text.encode("utf-8", "surrogateescape"))
+    adapted.write_bytes(adapt(text, settings).encode("utf-8", "surrogateescape"))
     words = [builder, "build", "--isolation", "chroot", "--layers", "--iidfile", str(number)]
     for name, value in {**settings.get("env", {}), **settings.get("args", {})}.items():
         words += ["--build-arg", f"{name}={value}"]
@@ -99,6 +102,22 @@ def build(recipe: Path, work: Path, settings: Mapping[str, Any]) -> Path:
     image = number.read_text()
     _run(str(recipe), [builder, "push", "--quiet", image, f"docker-archive:{archive}"])
     return archive
+
+
+def _check_heredocs(recipe: Path, text: str, builder: str) -> None:
+    """Raise StorageError for a Dockerfile that this node's buildah would take for another one."""
+    has_heredoc = any(
+        _TAKES_TEXTS.match(each) and _HEREDOC.search(each) for each in _instructions(text)
+    )
+    if not has_heredoc or os.path.basename(builder) != "buildah":
+        return
+    done = subprocess.run([builder, "--version"], capture_output=True, text=True, check=False)
+    version = re.search(r"(\d+)\.(\d+)", done.stdout)
+    if version and (int(version[1]), int(version[2])) < HEREDOCS_SINCE:
+        raise StorageError(
+            f"{recipe} has a heredoc (<<), which buildah {version[0]} does not know; expected"
+            f" buildah {'.'.join(map(str, HEREDOCS_SINCE))} or later on this node"
+        )
 
 
 def adapt(text: str, settings: Mapping[str, Any]) -> str:
