@@ -3,9 +3,9 @@ run with `track`.
 
     python -m prorl.analysis.tracking RUN --to wandb tensorboard --folder DIR --service ROOT
 
-It ends when the run has ended and everything is sent. SIGTERM, and the end of the process that
-started it, have it send what is stored and end. A process that is started again sends what is
-stored again.
+It ends when the run has ended and everything is sent. The end of its standard input, which the
+process that started it keeps open, and SIGTERM have it send what is stored and end. A process that
+is started again sends what is stored again.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from prorl.analysis.traces import Exporter, ReadPosition, traces
 from prorl.analysis.track import POLL_S, follow, open_tracker
 from prorl.client import connect
 from prorl.config.trackers import OTLP
 from prorl.errors import ProrlError, UserError
-from prorl.linux.calls import die_with_parent
 from prorl.storage.read.catalog import StoredRun
 
 LOOK_S = 0.1
@@ -81,6 +81,12 @@ def is_open(service: str, run: str) -> bool:
         return False
 
 
+def _wait_for_end(stream: BinaryIO, stop: threading.Event) -> None:
+    """Sets `stop` at the end of a stream."""
+    stream.read()
+    stop.set()
+
+
 def main() -> int:
     """Track one run of the service that started this."""
     parser = argparse.ArgumentParser(prog="python -m prorl.analysis.tracking")
@@ -88,11 +94,10 @@ def main() -> int:
     parser.add_argument("--to", nargs="+", required=True)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--service", required=True, help="root of the service that writes it")
-    parser.add_argument("--parent", type=int, default=0)
     arguments = parser.parse_args()
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    die_with_parent(signal.SIGTERM, arguments.parent)
+    threading.Thread(target=_wait_for_end, args=(sys.stdin.buffer, stop), daemon=True).start()
     run_id = StoredRun(arguments.run).run_id
 
     def ended() -> bool:

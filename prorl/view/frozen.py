@@ -19,7 +19,10 @@ from prorl.view.opened import Question
 from prorl.view.server import STATIC, Library
 from prorl.view.tokens import tokens
 
-MODULES = ("dom", "charts", "table", "curves", "pages", "rollout", "main")
+MODULES = (
+    *("dom", "charts", "table", "curves", "pages"),
+    *("terminal", "find", "rollout", "main"),
+)
 """In the order in which they import each other."""
 
 ROWS = 500

@@ -61,6 +61,7 @@ select count(*) as rollouts, count(distinct group_id) as groups,
     count(distinct task_id) as tasks, count(*) filter (valid) as valid,
     count(*) filter (failure_class in ('infra', 'task')) as failed,
     count(*) filter (not valid and failure_class not in ('infra', 'task')) as masked,
+    count(*) filter (failure_code <> '') as failures,
     avg(reward) filter (valid) as reward, count(*) filter (valid and reward > 0) as rewarded,
     coalesce(sum(num_tokens), 0)::bigint as tokens,
     coalesce(sum(num_sampled), 0)::bigint as sampled,
@@ -347,7 +348,8 @@ class Opened:
         artifact = row.pop("artifact", b"") or b""
         group = row.get("group_id", -1)
         siblings = Question(f"group_id = {group}").select(
-            "rollout_id, sample_index, reward, status, stop_reason, num_turns, num_sampled, valid"
+            "rollout_id, sample_index, reward, valid, status, failure_class, stop_reason,"
+            " num_sampled"
         )
         queries: Mapping[str, str] = {
             "siblings": f"{siblings} order by sample_index",

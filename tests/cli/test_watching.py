@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from asyncio.subprocess import PIPE
@@ -57,6 +58,11 @@ async def test_status_of_a_service(
         assert await asyncio.to_thread(dispatch, ["status", "--url", w.served.http]) == 0
         expected = "bottleneck: RUN (4 of 8 slots busy, 2 queued)"
         assert expected in (output := capsys.readouterr().out)
+        assert output.startswith("run\tstate"), "a person looks for the runs first"
+        assert output.index("worker\trole") < output.index(f"pid {os.getppid()} is the supervisor")
+        assert "endpoint" not in output
+        assert await asyncio.to_thread(dispatch, ["status", "--edges", "--url", w.served.http]) == 0
+        assert "edge\tto\tendpoint" in capsys.readouterr().out
         assert "host" not in output, "all are on one"
         workers = w.core.state.workers
         workers["run-0"] = replace(workers["run-0"], host="node-7.cluster")
@@ -83,7 +89,13 @@ async def test_a_finished_run_stays_until_its_trainer_has_committed_all(
             assert expected in capsys.readouterr().out
             assert (await w.http("GET", "/v1/runs"))[1]["runs"][0]["uncommitted_groups"] == 1
         await store.ask(CommitCursor(consumer="primary", seq=1), "r")
-        assert (await w.http("GET", "/v1/status"))[1]["runs"] == []
+        status = (await w.http("GET", "/v1/status"))[1]
+        assert status["runs"] == []
+        assert [run["run_id"] for run in status["ended_runs"]] == ["r"], "it does not just vanish"
+        assert await asyncio.to_thread(dispatch, ["status", "--url", w.served.http]) == 0
+        output = capsys.readouterr().out
+        assert "no run is open" in output
+        assert "r\tfinished" in output
 
 
 async def test_status_names_a_model_server_that_does_not_answer(

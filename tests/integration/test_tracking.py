@@ -10,15 +10,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 
 from prorl.analysis.synthetic_runs import make_run
-from prorl.analysis.track import VERSION, scalars
+from prorl.analysis.track import VERSION, Scalar, scalars
 from prorl.cli.app import dispatch
 from prorl.config import ServiceConfig
 from prorl.deploy.tracking import run_trackers
 from prorl.storage.read.catalog import StoredRun
-from tests.storage.test_track import history
+from tests.storage.test_track import Kept, history
 
 IS_INSTALLED = find_spec("wandb") is not None
 
@@ -40,6 +41,20 @@ async def test_a_tracker_that_fails_is_reported_once_and_costs_nothing_else(tmp_
         f"the tracker of r ended with exit status 2; it is started again each 60 s; log: {log}",
     ]
     assert log.read_text().startswith("error: no package for wandb")
+
+
+async def test_a_tracker_that_has_just_been_started_sends_all_at_the_end_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run may be over before its tracker's process has imported anything."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    make_run(tmp_path / "r", 16, 1)
+    (tmp_path / "logs").mkdir()
+    running: Any = SimpleNamespace(config=ServiceConfig(root=tmp_path))
+    async with run_trackers(running, lambda line: None) as trackers:
+        trackers.follow("r", (f"{Kept.__module__}:{Kept.__name__}",))
+    written = [Scalar(*row) for row in orjson.loads((tmp_path / "tracked/kept.json").read_bytes())]
+    assert written == scalars(StoredRun(tmp_path / "r"))
 
 
 @pytest.mark.skipif(IS_INSTALLED, reason="wandb is installed: it cannot be missed")

@@ -16,6 +16,16 @@ from prorl.storage.files.layout import RunDir
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.write.metrics import LoggedStep, append_logged
 from prorl.types import Json
+from tests.view.viewer_process import with_column
+
+TOOL_OUTPUTS = (
+    *("x" * 1_000_000 + " the end", "\x1b[1;31mred\x1b[0m \x1b[2Kplain", "\x00\x01\x7f\ufffd"),
+    *("\u202egnihtemos\u202c \u2066x", "<|image_pad|>" * 50, "line\n" * 5000, "100 % it's", ""),
+)
+TASK_NAMES = (
+    *("<b>task</b>", "../../etc/passwd", "it's 100 %", "a/b?c#d&e=f", "", "long" * 80),
+    *("\u202eeman", "名前 🙂"),
+)
 
 ROOT = Path(__file__).parents[1] / "storage" / "golden_root" / "r"
 """A run that a service of today's format wrote."""
@@ -54,6 +64,24 @@ def _faulty(where: Path) -> None:
     failure = {"failure_class": "infra", "failure_code": "grader_error"}
     failure |= {"failure_message": "the judge is away: connection refused", "status": "failed"}
     _changed(where, failure | {"valid": False, "reward": None, "num_turns": 0, "server": ""})
+
+
+def _odd(where: Path) -> None:
+    """Eight rollouts whose tools and tasks say what breaks pages, two of them without a number for
+    a reward.
+    """
+    run = make_run(where, 0, 0)
+    tables = rollout_tables(np.arange(8), 64, np.random.default_rng(0))
+    words = tables["messages"].column("content").to_pylist()
+    words[2::4] = TOOL_OUTPUTS
+    rewards = pa.array([float("nan"), None, 0.25, 1.0, -1.0, 0.0, 3.0, 1e-7], pa.float32())
+    for table, name, values in (
+        ("messages", "content", pa.array(words)),
+        ("rollouts", "task_id", pa.array(TASK_NAMES)),
+        ("rollouts", "reward", rewards),
+    ):
+        tables[table] = with_column(tables[table], table, name, values)
+    write_commit(run, run.name, 1, tables)
 
 
 def _damaged(table: str) -> Callable[[Path], None]:
@@ -108,6 +136,8 @@ KINDS: Mapping[str, Callable[[Path], object]] = {
     "one": lambda where: make_run(where, 1, 1),
     "many": lambda where: make_run(where, 1200, 3),
     "faulty": _faulty,
+    "masked": lambda where: _changed(where, {"valid": False}),
+    "odd": _odd,
     "no_version": lambda where: _changed(where, {"min_version": -1, "max_version": -1}),
     "damaged": _damaged("rollouts"),
     "damaged_turns": _damaged("turns"),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import numpy as np
 import orjson
@@ -19,7 +20,7 @@ from prorl.analysis.synthetic_runs import make_run, rollout_tables, write_commit
 from prorl.storage.read.catalog import DERIVED, VIEWS, StoredRun
 from prorl.view.frozen import freeze
 from prorl.view.opened import Opened, Question
-from tests.view.run_kinds import KINDS, every_kind
+from tests.view.run_kinds import KINDS, TASK_NAMES, every_kind
 from tests.view.viewer_process import Viewer, viewing
 from tests.waiting import wait_until
 
@@ -28,7 +29,7 @@ TASK_VIEWS = ("hardest", "never", "flipped", "better", "worse", "slow")
 SPELLED = re.compile(r"\bNaN\b|\bundefined\b|\[object |\bnull\b|\bInfinity\b")
 """What a page shows where it forgot that a value may be missing."""
 
-WAITING = re.compile(r"^…$|^Reading tokens|^Waiting for the first word")
+WAITING = re.compile(r"^…$|^Reading tokens|^Waiting for the first event")
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +97,14 @@ def _places(opened: Opened, kind: str) -> Iterator[str]:
     yield from (f"#/{kind}/tasks?view={view}" for view in TASK_VIEWS)
     yield from (f"#/{kind}/curves?axis={axis}&smooth=0.5&with=many" for axis in AXES)
     yield f"#/{kind}/curves"
+    if kind == "odd":
+        for name in TASK_NAMES:
+            question = {"words": name, "where": "task_id = '" + name.replace("'", "''") + "'"}
+            yield f"#/odd/rollouts?{urlencode(question)}"
+        question = {"where": "task_id like '%0 %' or task_id = '\"'"}
+        yield f"#/odd/rollouts?{urlencode(question)}"
     ids = [row["rollout_id"] for row in opened.page(Question(), 0, 9)["rows"]]
-    for rollout_id in ids[::8]:
+    for rollout_id in ids if kind == "odd" else ids[::8]:
         yield from (f"#/{kind}/rollout/{rollout_id}?tab={tab}" for tab in TABS)
 
 

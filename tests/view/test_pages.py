@@ -12,6 +12,7 @@ import pytest
 
 from prorl.analysis.synthetic_runs import make_run
 from prorl.view.frozen import freeze
+from tests.view.run_kinds import KINDS
 from tests.view.viewer_process import Viewer, run_that_says, viewing
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: make test-ui")
@@ -128,6 +129,60 @@ def test_from_the_table_to_the_tokens_of_a_sibling(tmp_path: Path) -> None:
         page.get_by_text("tokens are the same").wait_for()
         page.keyboard.press("Escape")
         page.get_by_text("of 2,000").wait_for()
+
+
+@pytest.mark.parametrize("width", [1400, 1100, 390])
+def test_the_list_has_verdicts_and_gives_its_room_to_prompts_and_answers(
+    tmp_path: Path, width: int
+) -> None:
+    KINDS["odd"](tmp_path / "r")
+    with viewing(tmp_path) as viewer, browser(viewer) as tab:
+        tab.page.set_viewport_size({"width": width, "height": 900})
+        tab.go("#/r/rollouts")
+        chips = tab.page.locator(".row .chip")
+        chips.nth(7).wait_for()
+        assert [chip.inner_text().split("\n")[0][0] for chip in chips.all()[:8]] == list("○○◐✓✕✕✓◐")
+        assert "right, reward" in chips.nth(3).text_content()
+        shares = tab.page.evaluate("""() => {
+            const table = document.querySelector(".table");
+            const cells = [...table.querySelector(".row:not(.head)").querySelectorAll(".text")];
+            const text = cells.reduce((sum, cell) => sum + cell.offsetWidth, 0);
+            return [text / table.clientWidth, table.scrollWidth - table.clientWidth];
+        }""")
+        assert shares[0] > 0.4
+        assert shares[1] <= 0
+
+
+def test_a_rollout_is_searched_and_its_messages_have_links(tmp_path: Path) -> None:
+    KINDS["odd"](tmp_path / "r")
+    with viewing(tmp_path) as viewer, browser(viewer) as tab:
+        page = tab.page
+        tab.go("#/r/rollout/0")
+        page.locator(".folded").wait_for()
+        page.keyboard.press("/")
+        page.keyboard.type("The end")
+        page.get_by_text("1 match", exact=True).wait_for()
+        page.keyboard.press("Enter")
+        page.get_by_text("1 of 1").wait_for()
+        place = """() => [...CSS.highlights.get("find-at")][0].getBoundingClientRect().top"""
+        assert 0 < page.evaluate(place) < page.viewport_size["height"]
+        page.get_by_label("Find in this rollout").fill("says")
+        page.locator("h1").click()
+        for key, count in (("n", "1 of 3"), ("n", "2 of 3"), ("N", "1 of 3"), ("N", "3 of 3")):
+            page.keyboard.press(key)
+            page.get_by_text(count).wait_for()
+        page.get_by_role("link", name="#3").click()
+        tab.ready("#/r/rollout/0?at=3")
+        page.locator(".message.at").wait_for()
+        page.locator(".strip .model").first.wait_for()
+        page.locator(".message.assistant").first.get_by_role("link", name="tokens").click()
+        page.locator(".tokens s.at").wait_for()
+        tab.go("#/r/rollout/1")
+        output = page.locator(".message.tool")
+        assert output.locator("pre").text_content() == "red plain"
+        tab.go("#/r/rollout/3")
+        output.get_by_role("button", name="raw").click()
+        assert "\\u202egnihtemos" in output.locator("pre").text_content()
 
 
 def test_hostile_text_stays_text(tmp_path: Path) -> None:

@@ -81,13 +81,15 @@ def run_that_says(where: Path, texts: Sequence[str], tokens: int = 64) -> RunDir
     each = messages.num_rows // len(texts)
     everywhere = pa.array([text for text in texts for _ in range(each)])
     for name in ("content", "reasoning", "name"):
-        tables["messages"] = _with(tables["messages"], "messages", name, everywhere)
+        tables["messages"] = with_column(tables["messages"], "messages", name, everywhere)
     for name in ("task_id", "failure_message"):
-        tables["rollouts"] = _with(tables["rollouts"], "rollouts", name, pa.array(list(texts)))
+        tables["rollouts"] = with_column(
+            tables["rollouts"], "rollouts", name, pa.array(list(texts))
+        )
     write_commit(run, run.name, 1, tables)
     return run
 
 
-def _with(rows: pa.Table, table: str, name: str, values: pa.Array) -> pa.Table:
+def with_column(rows: pa.Table, table: str, name: str, values: pa.Array) -> pa.Table:
     place = TABLES[table].names.index(name)
     return rows.set_column(place, TABLES[table].field(name), values)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
+from prorl.cli.commands.status import SERVER_COLUMNS, server_row
 from prorl.cli.options import LOOK_S, JsonList, ServiceRoot, ServiceUrl
-from prorl.cli.output import clean, say_json, table
+from prorl.cli.output import say_json, table
 from prorl.cli.runs import DEFAULT_ROOT
 from prorl.client.client import Client, connect
 from prorl.errors import UserError
-from prorl.types import Json
 
 Action = Literal["ls", "add", "rm", "drain", "set"]
-
-SHARES = ("cached_share", "reused_share")
 
 
 def backends(
@@ -56,8 +54,7 @@ def backends(
     if json:
         say_json(servers)
     else:
-        columns = ("backend", "state", "rollouts", "cached", "reused", "why")
-        table(columns, map(_row, servers))
+        table(SERVER_COLUMNS, map(server_row, servers))
     return 0
 
 
@@ -70,13 +67,3 @@ def _act(client: Client, action: Action, urls: Sequence[str]) -> None:
             client.add_backend(url)
         else:
             client.remove_backend(url, drain=action == "drain")
-
-
-def _row(server: Mapping[str, Json]) -> tuple[object, ...]:
-    return (
-        server["name"],
-        server["state"] if server["in_pool"] else f"{server['state']}, of a run",
-        server["in_flight"],
-        *("-" if server[key] is None else f"{server[key]:.0%}" for key in SHARES),
-        clean(server["reason"]),
-    )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -104,7 +105,8 @@ def _lines(running: Supervisor) -> Iterator[str]:
     if (at := running.config.guests_at("run-0")) is not None:
         yield f"guests   {at[2]}   tokens by `prorl token new --role guest`"
     yield (
-        "stop     Ctrl-C: finishes cleanly and keeps what was done; open runs go on with the next"
+        f"stop     Ctrl-C, or `kill {os.getpid()}` (the supervisor; `prorl status` lists its"
+        " processes): finishes cleanly and keeps what was done; open runs go on with the next"
         " `prorl serve`"
     )
 
@@ -154,7 +156,7 @@ async def _watch(running: Supervisor, trackers: RunTrackers) -> None:
     tell people what rollouts wait for; start the trackers of runs that have come.
     """
     http, trouble, reported = http_of(running), "", set[str]()
-    num_restarts = running.restarts
+    num_restarts, began_at = running.restarts, time.time()
     while True:
         if num_new := running.restarts - num_restarts:
             num_restarts = running.restarts
@@ -166,8 +168,8 @@ async def _watch(running: Supervisor, trackers: RunTrackers) -> None:
         with contextlib.suppress(UnavailableError):
             status = await asyncio.to_thread(http.request, "GET", "v1", "status")
             running.note_commits(int(status["commits"]))
-            for run in status["runs"]:
-                if run["state"] == "open":
+            for run in (*status["runs"], *status["ended_runs"]):
+                if run["state"] == "open" or (run["finished_at"] or 0) > began_at:
                     trackers.follow(run["run_id"], run["track"])
             blocked = set(_blocked(status, running.config.root))
             for line in sorted(blocked - reported):

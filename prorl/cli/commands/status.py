@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 
-from prorl.cli.options import LOOK_S, JsonObject, ServiceRoot, ServiceUrl
+from prorl.cli.options import LOOK_S, Flag, JsonObject, ServiceRoot, ServiceUrl
 from prorl.cli.output import clean, is_terminal, redrawn, say, say_json, table
 from prorl.cli.progress import decided, ended, span
 from prorl.cli.runs import DEFAULT_ROOT
@@ -16,17 +16,20 @@ GAUGES = ("busy", "slots", "queued", "done", "failed")
 """Of a worker, in this order."""
 WAITS_MUCH, WAITS_LITTLE = 0.10, 0.05
 """Of a trainer's time: above, it lacks rollouts; below, it has more than it needs."""
+SERVER_COLUMNS = ("backend", "state", "rollouts", "cached", "reused", "why")
 STAGE_COLUMNS = ("stage", "workers", "busy", "queued", "rows/s", "failed/s", "tokens/s")
 
 
 def status(
     *,
     watch: float | None = None,
+    edges: Flag = False,
     root: ServiceRoot = DEFAULT_ROOT,
     url: ServiceUrl = "",
     json: JsonObject = False,
 ) -> int:
-    """Show what the service of a root is doing: its workers, its open runs, what needs attention.
+    """Show what the service of a root is doing: its open runs, what needs attention, its model
+    servers and its processes.
 
     Example: prorl status --watch 2
 
@@ -35,6 +38,8 @@ def status(
     watch
         Look again every so many seconds until Ctrl-C, with the rates of the stages in between
         (* marks the bottleneck).
+    edges
+        Also list the edges between the stages: who reads where, and whether by memory or socket.
     """
     if watch is not None and not 0.1 <= watch <= 3600:
         raise UserError(f"--watch {watch:g}", "0.1 to 3600 seconds")
@@ -46,7 +51,7 @@ def status(
             if json:
                 say_json(answer)
             else:
-                _show(answer)
+                _show(answer, edges=edges)
             return 0
         while True:
             time.sleep(watch)
@@ -56,20 +61,11 @@ def status(
                 say_json(answer)
                 continue
             if not is_terminal():
-                _show_rates(before, answer, since - began)
+                _show(answer, (before, since - began), edges=edges)
                 continue
             with redrawn():
                 say(time.strftime("%H:%M:%S"))
-                _show_rates(before, answer, since - began)
-
-
-def _show_rates(before: Mapping[str, Json], now: Mapping[str, Json], seconds: float) -> None:
-    if "stages" in now:
-        table(STAGE_COLUMNS, stage_rows(before, now, seconds))
-        say()
-    _show(now)
-    for line in speeds(before, now, seconds):
-        say(line)
+                _show(answer, (before, since - began), edges=edges)
 
 
 def speeds(before: Mapping[str, Json], now: Mapping[str, Json], seconds: float) -> Iterator[str]:
@@ -106,11 +102,37 @@ def stage_rows(
     return rows
 
 
-def _show(answer: Mapping[str, Json]) -> None:
+def _show(
+    answer: Mapping[str, Json],
+    before: tuple[Mapping[str, Json], float] | None = None,
+    *,
+    edges: bool,
+) -> None:
+    """Print an answer, runs first. `before`: an earlier answer, and the seconds since."""
     if "workers" not in answer:  # a role that may see its own run only
         run_rows = ((run["run"], run["delivered"], run["end"]) for run in answer.get("runs", []))
         table(("run", "delivered", "end"), run_rows)
         return
+    if runs := (*answer["runs"], *answer["ended_runs"]):
+        table(("run", "state", "rollouts", "reward", "reused"), map(_run_row, runs))
+    if not answer["runs"]:
+        say("no run is open: `prorl run` or a trainer's create_run makes one")
+    for line in (*(speeds(before[0], answer, before[1]) if before else ()), *remarks(answer)):
+        say(line)
+    if before:
+        say()
+        table(STAGE_COLUMNS, stage_rows(before[0], answer, before[1]))
+    if answer["backends"]:
+        say()
+        table(SERVER_COLUMNS, map(server_row, answer["backends"]))
+    say()
+    _show_processes(answer)
+    if edges:
+        say()
+        table(("edge", "to", "endpoint", "by"), map(_edge_row, answer["edges"]))
+
+
+def _show_processes(answer: Mapping[str, Json]) -> None:
     gateway = ("gateway", "gateway", answer["pid"], *("-" for _ in ("in flight", *GAUGES)))
     columns = ["worker", "role", "pid", "in flight", *GAUGES]
     rows: list[tuple[object, ...]] = [gateway, *map(_worker_row, answer["workers"])]
@@ -119,12 +141,23 @@ def _show(answer: Mapping[str, Json]) -> None:
         columns.append("host")
         rows = [(*row, host) for row, host in zip(rows, hosts, strict=True)]
     table(columns, rows)
-    if answer["edges"]:
-        table(("edge", "to", "endpoint", "by"), map(_edge_row, answer["edges"]))
-    if answer["runs"]:
-        table(("run", "state", "rollouts", "reward", "reused"), map(_run_row, answer["runs"]))
-    for line in remarks(answer):
-        say(line)
+    supervisor = answer["supervisor_pid"]
+    say(
+        f"pid {supervisor} is the supervisor: it starts these processes again when they die, and"
+        f" `kill {supervisor}` stops the service"
+    )
+
+
+def server_row(server: Mapping[str, Json]) -> tuple[object, ...]:
+    """Returns a model server's row of a table with `SERVER_COLUMNS`."""
+    shares = (server["cached_share"], server["reused_share"])
+    return (
+        server["name"],
+        server["state"] if server["in_pool"] else f"{server['state']}, of a run",
+        server["in_flight"],
+        *("-" if share is None else f"{share:.0%}" for share in shares),
+        clean(server["reason"]),
+    )
 
 
 def _worker_row(worker: Mapping[str, Json]) -> tuple[object, ...]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import time
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
@@ -22,6 +23,9 @@ from prorl.service.core.state import RunRecord, State
 
 LONGEST = 10
 """Attempts that status names: who looks for a straggler needs the first few."""
+
+RECENT_S = 60.0
+"""How long status lists a run that ended: people and trackers look every few seconds."""
 
 _GAUGES = tuple(
     name
@@ -248,6 +252,8 @@ class EdgeView(TypedDict):
 class Status(TypedDict):
     pid: int
     """The gateway's."""
+    supervisor_pid: int
+    """The process that started the gateway, and starts it again when it dies."""
     host: str
     """Its machine's own name."""
     workers: list[WorkerView]
@@ -260,6 +266,8 @@ class Status(TypedDict):
     backends: list[shapes.BackendView]
     waiting_for_backend: int
     runs: list[RunSummary]
+    ended_runs: list[RunSummary]
+    """Runs that ended within the last minute and are not among `runs`."""
     leases_waiting: int
     oldest_attempts: list[Holding]
     """The first ten."""
@@ -346,8 +354,15 @@ def status(
     owing = [
         run for run in state.runs.values() if run.life.state != "open" and run.uncommitted_groups
     ]
+    since = time.time() - RECENT_S
+    recent = [
+        run
+        for run in state.runs.values()
+        if run.life.state != "open" and not run.uncommitted_groups and run.life.finished_at > since
+    ]
     return {
         "pid": os.getpid(),
+        "supervisor_pid": os.getppid(),
         "host": os.uname().nodename,
         "workers": workers(state),
         "endpoints": state.endpoints(),
@@ -358,6 +373,7 @@ def status(
         "backends": core.watched.view(),
         "waiting_for_backend": core.failovers.num_waiting,
         "runs": [RunSummary.model_validate(run) for run in (*state.open.values(), *owing, *runs)],
+        "ended_runs": [RunSummary.model_validate(run) for run in recent],
         "leases_waiting": leases_waiting,
         "oldest_attempts": _oldest_attempts(state, now),
         "commits": state.num_commits,

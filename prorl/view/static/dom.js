@@ -9,7 +9,9 @@ export function h(tag, given, ...children) {
     else if (name === "value" || name === "checked" || name === "open") element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(3).filter((c) => c !== null && c !== undefined && c !== false));
+  for (const child of children.flat(3)) {
+    if (child !== null && child !== undefined && child !== false) element.append(child);
+  }
   return element;
 }
 

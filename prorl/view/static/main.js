@@ -13,7 +13,8 @@ const PAGES = {
 const KEYS = [
   ["j / k", "next / previous row or rollout"], ["Enter", "open the row"],
   ["[ / ]", "previous / next sibling of the group"], ["g", "siblings side by side"],
-  ["m / t", "messages / tokens"], ["/", "to the filter"], ["Esc", "back to the table"],
+  ["m / t", "messages / tokens"], ["/", "to the filter; find in a rollout"],
+  ["n / N", "next / previous match in a rollout"], ["Esc", "back to the table"],
   ["y", "copy a link to this view"], ["d", "dark or light"], ["?", "these keys"],
 ];
 

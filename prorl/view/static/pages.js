@@ -3,16 +3,35 @@
 import { bars, lines, spark, stack } from "./charts.js";
 import { curves } from "./curves.js";
 import {
-  FROZEN, big, card, damage, get, h, link, listen, num, percent, quoted, runPath, seconds, short,
-  trouble, when,
+  FROZEN, big, card, damage, get, h, keep, kept, link, listen, num, percent, quoted, runPath,
+  seconds, short, trouble, when,
 } from "./dom.js";
 import { Table } from "./table.js";
 
-export function rewardChip(value, valid = true) {
-  if (value === null || value === undefined) return h("span", { class: "chip" }, "none");
-  const kind = !valid ? "" : value > 0 ? "good" : value < 0 ? "bad" : "none";
-  return h("span", { class: `chip ${kind}` }, num(value));
+// Each verdict has a glyph of its own shape, so that nobody needs its colour.
+const VERDICTS = { right: ["✓", "good"], partial: ["◐", "warn"], wrong: ["✕", "bad"],
+  "not scored": ["○", ""], failed: ["▲", "bad"], cancelled: ["⊘", ""] };
+const ABOUT_VERDICTS = "Reward: ✓ right, 1 or more · ◐ partial, between 0 and 1 · ✕ wrong, 0 or less"
+  + " · ○ not scored: no reward that counts · ▲ failed: not the policy's fault · ⊘ cancelled";
+
+export function verdict(row) {
+  if (["infra", "task"].includes(row.failure_class)) return "failed";
+  if (row.status === "cancelled") return "cancelled";
+  if (!row.valid || !Number.isFinite(row.reward)) return "not scored";
+  return row.reward >= 1 ? "right" : row.reward > 0 ? "partial" : "wrong";
 }
+
+export function verdictChip(row) {
+  const name = verdict(row);
+  const [glyph, kind] = VERDICTS[name];
+  const scored = Number.isFinite(row.reward);
+  return h("span", { class: `chip ${kind}`, title: scored ? `${name}, reward ${row.reward}` : name },
+    h("span", { "aria-hidden": true }, `${glyph} `),
+    scored ? [h("span", { class: "sr" }, `${name}, reward `), num(row.reward)] : name);
+}
+
+export const verdictGlyph = (row) => [h("span", { "aria-hidden": true }, VERDICTS[verdict(row)][0]),
+  h("span", { class: "sr" }, verdict(row))];
 
 export function statusChip(row) {
   if (row.failure_code) {
@@ -81,7 +100,7 @@ async function fillRuns(rows, signal) {
       const { decided, kept } = Object.fromEntries(rows.map(({ x, y }) => [x, y]));
       const t = found.totals;
       const speed = t.seconds > 0 ? big(t.sampled / t.seconds) : "–";
-      const said = [rewardChip(t.reward), found.spark.length > 2 ? spark(found.spark) : "",
+      const said = [num(t.reward), found.spark.length > 2 ? spark(found.spark) : "",
         num(t.rollouts), percent(t.valid / t.rollouts), t.failed ? num(t.failed) : "–",
         decided ? `${num(kept)} of ${num(decided)}` : "–", big(t.tokens), speed,
         t.last_version < 0 ? "–" : num(t.last_version + 1), when(t.last_at)];
@@ -184,15 +203,15 @@ export async function runPage({ run, signal }) {
     h("div", { class: "tiles" },
       tile(num(t.reward), "mean reward", "valid"),
       tile(num(t.rollouts), "rollouts", ""),
-      tile(percent(t.valid ? t.rewarded / t.valid : null), "of valid ones rewarded",
+      tile(percent(t.valid ? t.rewarded / t.valid : null), "of valid rollouts rewarded",
         "valid and reward > 0"),
       tile(num(t.masked), "masked or cancelled",
         "not valid and failure_class not in ('infra', 'task')"),
       tile(num(t.failed), "infra or task failures", "failure_class in ('infra', 'task')"),
       tile(num(t.groups), `groups of ${num(t.tasks)} tasks`),
       tile(big(t.tokens), `tokens, ${big(t.sampled)} sampled`),
-      t.continued_calls + t.rendered_calls ? tile(percent(t.continued_calls / t.calls), `calls on recorded ids; ${percent(
-        t.continued_calls ? t.retokenization_mismatches / t.continued_calls : 0)} if rendered again`) : null,
+      t.continued_calls + t.rendered_calls ? tile(percent(t.continued_calls / t.calls), `of model calls continued recorded ids; ${percent(
+        t.continued_calls ? t.retokenization_mismatches / t.continued_calls : 0)} would differ if rendered again`) : null,
       tile(t.seconds > 0 ? big(t.sampled / t.seconds) : "–", "sampled tokens/s"),
       tile(versions, "policy versions, oldest to newest")),
     h("p", {}), grid);
@@ -317,22 +336,27 @@ function grid(rows, run = "") {
 
 // ---- rollouts
 
-const WIDTHS = { rollout_id: 66, task_id: 150, failure_message: 150, rollout_key: 160, extra: 220,
-  committed_at: 140, reward: 68, status: 116, asked: 190, answered: 160, expected: 90, run_s: 92, num_turns: 60 };
-const USUAL = ["rollout_id", "reward", "status", "task_id", "asked", "answered", "expected", "failure_message",
-  "num_turns", "num_sampled", "run_s", "num_tool_calls", "min_version", "stop_reason"];
+const WIDTHS = { rollout_id: 62, task_id: 110, failure_message: 130, rollout_key: 160, extra: 220,
+  committed_at: 140, reward: 104, status: 116, asked: 120, answered: 110, expected: 84, run_s: 92,
+  num_turns: 56, num_sampled: 74 };
+const USUAL = ["rollout_id", "reward", "task_id", "asked", "answered", "expected",
+  "failure_message", "num_turns", "num_sampled", "run_s"];
+const ON_PHONES = ["reward", "asked", "answered"];
 const SPOKEN = ["asked", "answered", "expected"];
-const TITLES = { run_s: "time in RUN", failure_code: "failure code", data_source: "source",
+const TITLES = { reward: "verdict", asked: "prompt", answered: "answer", run_s: "time in RUN",
+  failure_code: "failure code", data_source: "source",
   failure_class: "failure class", failure_message: "error", status: "outcome",
   rollout_id: "rollout", task_id: "task", num_turns: "turns", min_version: "oldest version",
   max_version: "newest version",
   num_tool_calls: "calls", num_sampled: "sampled", num_tokens: "tokens", stop_reason: "stopped" };
 const NUMBERS = /^(int|float|double)/;
 
-function column({ name, type }, sort) {
+function column({ name, type }, sort, wide) {
   const number = NUMBERS.test(type);
-  const show = name === "reward" ? (row) => rewardChip(row.reward, row.valid)
+  const show = name === "reward" ? verdictChip
     : name === "status" ? statusChip
+    : name === "failure_message" ? (row) => (row.failure_code
+      ? [statusChip(row), " ", row.failure_message] : "–")
     : name === "committed_at" ? (row) => when(row.committed_at)
     : name.endsWith("_s") ? (row) => seconds(row[name])
     : name.endsWith("_version") ? (row) => (row[name] < 0 ? "–" : num(row[name]))
@@ -340,8 +364,8 @@ function column({ name, type }, sort) {
     : SPOKEN.includes(name) ? (row) => row[name] || "–"
     : (row) => (row[name] === null ? "–" : typeof row[name] === "object"
       ? JSON.stringify(row[name]) : String(row[name]));
-  return { name, title: TITLES[name] || name, about: name, show, sort,
-    kind: number && name !== "rollout_id" ? "n" : "",
+  return { name, title: TITLES[name] || name, about: name === "reward" ? ABOUT_VERDICTS : name,
+    show, sort, wide, kind: number && !["rollout_id", "reward"].includes(name) ? "n" : "",
     grows: name === "asked" || name === "answered" || name === "failure_message", width: WIDTHS[name] || (number ? 88 : 130) };
 }
 
@@ -349,7 +373,10 @@ export async function rolloutsPage({ run, asked, signal, bind }) {
   const about = await get(runPath(run), {}, signal);
   const columns = [...about.columns, ...SPOKEN.map((name) => ({ name, type: "string" }))];
   const known = new Map(columns.map((each) => [each.name, each]));
-  const shown = (asked.columns ? asked.columns.split(",") : USUAL).filter((n) => known.has(n));
+  // A column for errors where there are none takes the room of prompts.
+  const usual = about.totals.failures ? USUAL
+    : USUAL.filter((name) => name !== "failure_message");
+  const shown = (asked.columns ? asked.columns.split(",") : usual).filter((n) => known.has(n));
   const go = (more) => (location.hash = link(run, "rollouts", { ...asked, ...more }));
   const sort = (name) => go(asked.order !== name ? { order: name, down: "1" }
     : { order: name, down: asked.down ? "" : "1" });
@@ -358,8 +385,10 @@ export async function rolloutsPage({ run, asked, signal, bind }) {
   const narrowed = asked.where || asked.words;
   const table = new Table({
     label: `rollouts of ${run}`,
+    text: 2,
     columns: shown.map((name) => column(known.get(name),
-      FROZEN || SPOKEN.includes(name) ? null : () => sort(name))),
+      FROZEN || SPOKEN.includes(name) ? null : () => sort(name),
+      !asked.columns && !ON_PHONES.includes(name))),
     page: (offset, limit) => get(`${runPath(run)}/rows`, { ...question, offset, limit }, signal),
     open: (row) => (location.hash = link(run, "rollout", question, row.rollout_id)),
     sorted: question,
@@ -378,7 +407,10 @@ export async function rolloutsPage({ run, asked, signal, bind }) {
   menu(columns, shown, (names) => go({ columns: names.join(",") })));
   const unscored = h("div", {});
   const count = h("span", { class: "quiet" });
-  const facets = h("aside", { class: "facets", "aria-label": "Values" });
+  const facets = h("div", {});
+  const values = h("details", { class: "facets", open: innerWidth > 1200 && kept("values") !== "no",
+    ontoggle: () => innerWidth > 1200 && keep("values", values.open ? "yes" : "no") },
+  h("summary", {}, "Values to filter by"), facets);
   const wrong = h("div", {});
   bind({ j: () => table.move(1), k: () => table.move(-1), Enter: () => table.enter(),
     "/": () => words.focus(), Escape: () => go({ where: "", words: "" }), G: () => table.show(table.total - 1) });
@@ -387,7 +419,8 @@ export async function rolloutsPage({ run, asked, signal, bind }) {
       await table.start();
       count.textContent = narrowed ? `${num(table.total)} of ${num(about.totals.rollouts)}`
         : num(table.total);
-      if (!table.total) wrong.replaceChildren(h("p", { class: "empty" }, "No rollout is like that."));
+      if (!table.total) wrong.replaceChildren(h("p", { class: "empty" }, narrowed
+        ? "No rollout matches the filter." : "No rollout is stored yet."));
       const failures = await get(`${runPath(run)}/figures/failures`, {}, signal);
       unscored.replaceChildren(...notScored(run, about.totals, failures));
       if (FROZEN) return;
@@ -402,7 +435,8 @@ export async function rolloutsPage({ run, asked, signal, bind }) {
   return { whole: true, shown: shownAt, element: h("div", { class: "width whole-page" },
     h("div", { class: "top" }, h("h1", {}, "Rollouts"), count), damage(about.damaged),
     unscored, FROZEN ? null : form, wrong,
-    h("div", { class: "split" }, facets, table.element)) };
+    h("div", { class: "split" }, FROZEN ? null : h("aside", { "aria-label": "Values" }, values),
+      table.element)) };
 }
 
 // How many rollouts have no score that counts, and why; a click shows those of one reason.
@@ -488,7 +522,7 @@ export async function tasksPage({ run, asked, signal }) {
         { class: "chip " + (row.change > 0 ? "good" : row.change < 0 ? "bad" : "") },
         row.change === null ? "–" : (row.change > 0 ? "+" : "") + num(row.change * 100))),
       h("td", { class: "n" }, num(row.turns)), h("td", { class: "n" }, seconds(row.run_s)))))))
-      : h("p", { class: "empty" }, "No task of this run is like that.")) };
+      : h("p", { class: "empty" }, "No task of this run belongs here.")) };
 }
 
 // ---- SQL
@@ -542,7 +576,7 @@ export async function sqlPage({ run, asked, signal, bind }) {
 // ---- live
 
 export async function livePage({ run, signal }) {
-  const place = h("div", {}, h("p", { class: "empty" }, "Waiting for the first word…"));
+  const place = h("div", {}, h("p", { class: "empty" }, "Waiting for the first event…"));
   const past = [];
   const told = (now) => {
     past.push(now);
@@ -589,7 +623,8 @@ function liveNow(run, now, past) {
         stages),
       table("Model servers", ["server", "state", "in flight", "prompt cached"], s.backends.map(
         (b) => [b.name, b.reason || b.state, num(b.in_flight), percent(b.cached_share)])),
-      table("Longest in hand", ["rollout", "for", "attempt", "held by", "model server"],
+      table("Rollouts that run longest", ["rollout", "running for", "attempt", "workers",
+        "model server"],
         s.oldest_attempts.map((r) => [`${r.run_id}/${r.rollout_id} ${short(r.task_id, 40)}`,
           seconds(r.leased_s), num(r.attempt), r.holders.join(", "), r.backend])),
       table("Workers", ["worker", "role", "node", "slots", "in flight"], s.workers.map((w) =>

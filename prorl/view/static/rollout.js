@@ -3,7 +3,9 @@
 import {
   damage, get, h, link, num, post, runPath, say, seconds, short, trouble, when,
 } from "./dom.js";
-import { rewardChip, statusChip } from "./pages.js";
+import { finder } from "./find.js";
+import { statusChip, verdictChip, verdictGlyph } from "./pages.js";
+import { terminal } from "./terminal.js";
 
 const TABS = { messages: "Messages", tokens: "Tokens", siblings: "Siblings", raw: "Raw" };
 const LONG = 20000;
@@ -13,7 +15,8 @@ export async function rolloutPage({ run, id, asked, signal, bind }) {
   const path = `${runPath(run)}/rollouts/${encodeURIComponent(id)}`;
   const early = asked.tab === "tokens" ? get(`${path}/tokens`, {}, signal) : null;
   early?.catch(() => null); // told below
-  const { words, where, order, down, ...rest } = asked;
+  // A place within one rollout is none within another.
+  const { words, where, order, down, at: _, turn: __, ...rest } = asked;
   const question = { words, where, order, down };
   const found = await get(path, question, signal);
   const { rollout: row, around } = found;
@@ -21,9 +24,9 @@ export async function rolloutPage({ run, id, asked, signal, bind }) {
   const to = (other, more = {}) => link(run, "rollout", { ...question, ...rest, ...more }, other);
   const go = (other, more) => other !== null && other !== undefined
     && (location.hash = to(other, more));
-  const at = found.siblings.findIndex((one) => one.rollout_id === row.rollout_id);
+  const own = found.siblings.findIndex((one) => one.rollout_id === row.rollout_id);
   const beside = (by) => found.siblings.length > 1
-    && go(found.siblings.at((at + by) % found.siblings.length).rollout_id);
+    && go(found.siblings.at((own + by) % found.siblings.length).rollout_id);
   bind({ j: () => go(around.after), k: () => go(around.before), "]": () => beside(1),
     "[": () => beside(-1), g: () => go(id, { tab: "siblings" }), t: () => go(id, { tab: "tokens" }),
     m: () => go(id, { tab: "messages" }),
@@ -32,7 +35,10 @@ export async function rolloutPage({ run, id, asked, signal, bind }) {
   const build = { messages, tokens, siblings, raw }[tab];
   const fill = async () => {
     try {
-      place.replaceChildren(await build(found, { path, run, asked, go, signal, early }));
+      place.replaceChildren(await build(found, { path, run, asked, go, to, signal, bind, early }));
+      const target = document.getElementById(`message-${asked.at}`);
+      target?.classList.add("at");
+      target?.scrollIntoView();
     } catch (error) {
       if (!signal.aborted) place.replaceChildren(trouble(error));
     }
@@ -42,7 +48,7 @@ export async function rolloutPage({ run, id, asked, signal, bind }) {
   }
   const element = h("div", { class: "width" },
     h("div", { class: "top" },
-      h("h1", {}, `Rollout ${row.rollout_id}`), rewardChip(row.reward, row.valid), statusChip(row),
+      h("h1", {}, `Rollout ${row.rollout_id}`), verdictChip(row), statusChip(row),
       h("span", { class: "mono quiet" }, short(row.task_id || "", 90)),
       h("span", { class: "siblings", role: "navigation", "aria-label": "Siblings" },
         found.siblings.length > 1 ? h("span", { class: "quiet" }, "group ") : null,
@@ -66,11 +72,10 @@ function step(mark, what, target, to) {
 }
 
 function sibling(one, row, to) {
-  const kind = !one.valid ? "" : one.reward > 0 ? "good" : one.reward < 0 ? "bad" : "none";
-  return h("a", { class: `chip ${kind}`, href: to(one.rollout_id), "aria-current":
+  return h("a", { class: "chip", href: to(one.rollout_id), "aria-current":
     one.rollout_id === row.rollout_id ? "true" : null, title: `sample ${one.sample_index}: reward `
-    + `${num(one.reward)}, ${one.stop_reason}, ${num(one.num_sampled)} tokens` },
-  String(one.sample_index));
+    + `${num(one.reward)}, ${one.stop_reason || one.status}, ${num(one.num_sampled)} tokens` },
+  `${one.sample_index} `, verdictGlyph(one));
 }
 
 // ---- beside it
@@ -81,8 +86,10 @@ function side(found, path, run) {
     ...(row.reward_parts || []).map((p) => [`  ${p.name}`, `${num(p.value)} × ${num(p.weight)}`]),
     ["Stopped", row.stop_reason || "–"], ["Turns", num(row.num_turns)],
     ["Tool calls", num(row.num_tool_calls)],
-    ...(row.continued_calls || row.rendered_calls ? [["At the model endpoint", ["continued_calls", "rendered_calls", "forked_calls", "edited_replies",
-      "unused_replies", "retokenization_mismatches", "image_placeholders"].map((name) => `${name} ${num(row[name])}`).join(", ")]] : []),
+    ...(row.continued_calls || row.rendered_calls ? [["Model endpoint", ["continued_calls",
+      "rendered_calls", "forked_calls", "edited_replies", "unused_replies",
+      "retokenization_mismatches", "image_placeholders"].filter((name) => row[name]).map((name) =>
+      `${num(row[name])} ${name.replaceAll("_", " ")}`).join(", ")]] : []),
     ["Tokens", `${num(row.num_sampled)} of ${num(row.num_tokens)} sampled`],
     ["Versions", row.min_version === row.max_version ? num(row.min_version)
       : `${row.min_version} to ${row.max_version}`],
@@ -148,11 +155,68 @@ function notes(found, path, run) {
         write({ label: "wrong-reward", comment: comment.value }) }, "Reward is wrong"))));
 }
 
+// ---- when what happened
+
+const STRIP = { "failed attempts": "lost", INIT: "init", "model calls": "model", tools: "tool",
+  "rest of RUN": "rest", EVAL: "eval" };
+
+// From the lease to the commit. Durations are stored, no times of day: so calls stand one behind
+// the other, and what lay between them stands behind the last.
+function timeline(found) {
+  const { rollout: row, attempts, turns } = found;
+  const names = new Map(found.messages.filter(({ role }) => role === "assistant").map((message) =>
+    [message.turn, parsed(message.tool_calls).map((call) => call.name || "?").join(", ")]));
+  const calls = turns.flatMap(({ turn, completion_tokens, finish_reason, llm_s, tool_s }) => [
+    ["model calls", llm_s, `turn ${turn}: model call, ${num(completion_tokens)} tokens, `
+      + finish_reason, turn],
+    ["tools", tool_s, `turn ${turn}: tools ${names.get(turn) || ""}`, turn]]);
+  const inside = calls.reduce((sum, [, value]) => sum + (value || 0), 0);
+  const lost = attempts.map((each) => ["failed attempts", each.seconds,
+    `attempt ${each.attempt} ended in ${each.stage || "–"}: ${each.failure_code}`]);
+  const parts = [...lost, ["INIT", row.init_s, "INIT: sandbox and task are prepared"], ...calls,
+    ["rest of RUN", (row.run_s || 0) - inside, "RUN outside of model and tools"],
+    ["EVAL", row.eval_s, "EVAL: the answer is graded"]].filter(([, value]) => value > 0);
+  const all = parts.reduce((sum, [, value]) => sum + value, 0);
+  if (!all) return null;
+  const sums = Object.keys(STRIP).map((name) => [name, parts.filter(([kind]) => kind === name)
+    .reduce((sum, [, value]) => sum + value, 0)]).filter(([, value]) => value);
+  const waited = (row.queue_s || 0) - lost.reduce((sum, [, value]) => sum + value, 0);
+  const strip = h("div", { class: "strip", role: "img", "aria-label": "Time line: " + sums.map(
+    ([name, value]) => `${name} ${seconds(value)}`).join(", ") }, parts.map(
+    ([kind, value, title, turn]) => {
+      const piece = h("span", { class: STRIP[kind], title: `${title} · ${seconds(value)}`,
+        onclick: turn === undefined ? null : () => document.querySelector(
+          `.message[data-turn="${turn}"]`)?.scrollIntoView({ behavior: "smooth" }) },
+      value < all / 24 ? "" : turn === undefined ? kind : kind === "tools" ? names.get(turn) || "tools"
+        : `turn ${turn}`);
+      piece.style.flexGrow = String(value / all);
+      return piece;
+    }));
+  return h("section", { class: "timeline", "aria-label": "Time line" },
+    h("p", { class: "legend" }, `${seconds(all)} from the lease to the commit`,
+      waited > 0.0005 ? `, after ${seconds(waited)} of waiting` : "", sums.map(([name, value]) =>
+        [h("s", { class: `strip-${STRIP[name]}` }, " "), `${name} ${seconds(value)}`])), strip);
+}
+
 // ---- messages
 
-function messages(found) {
+function messages(found, { asked, to, signal, bind }) {
+  const transcript = transcriptOf(found, to);
+  const { bar, search } = finder(transcript, asked.find ?? (asked.words || "").trim().split(/\s+/)[0],
+    { bind, signal });
+  const foldings = () => [...transcript.querySelectorAll(".folding")];
+  const fold = foldings().length ? h("button", { type: "button", onclick: () => {
+    const open = foldings().some((each) => each.classList.contains("folded"));
+    foldings().forEach((each) => each.unfold(open));
+  } }, "Unfold or fold all") : null;
+  bar.append(...[fold].filter(Boolean));
+  search();
+  return h("div", {}, timeline(found), bar, transcript);
+}
+
+function transcriptOf(found, to) {
   const made = [...found.attempts.map((one) => attempt(one, !found.messages.length)),
-    ...played(found)];
+    ...played(found, to)];
   if (!found.messages.length && !found.attempts.length) {
     made.push(h("p", { class: "empty" }, "No message is stored."));
   }
@@ -162,7 +226,7 @@ function messages(found) {
   }
   const task = found.task[0];
   if (task) {
-    made.push(h("details", { class: "fold" }, h("summary", {}, "the task as it was given"),
+    made.push(h("details", { class: "fold" }, h("summary", {}, "the task"),
       h("pre", {}, pretty(task.task))));
   }
   return h("div", { class: "transcript" }, made);
@@ -171,43 +235,95 @@ function messages(found) {
 // An attempt that did not commit: why and where it ended, and what was played until then.
 function attempt(one, open) {
   const where = [one.worker, one.node, one.server].filter(Boolean).join(" · ");
-  return h("details", { class: "fold attempt", open: open ? "" : null },
+  return h("details", { class: "fold attempt", open },
     h("summary", {}, `attempt ${one.attempt} ended in ${one.stage || "–"} after `
       + `${seconds(one.seconds)}: ${one.failure_class}/${one.failure_code}`),
     h("p", {}, one.failure_message || null, " ", h("span", { class: "quiet" },
       `${where} · ${num(one.num_sampled)} tokens sampled`)), played(one));
 }
 
-function played(found) {
+// `to` makes links to a message; those of an attempt that failed have none.
+function played(found, to = null) {
+  const { rollout_id: id } = found.rollout || {};
   const turns = new Map(found.turns.map((turn) => [turn.turn, turn]));
   return found.messages.map((message) => {
     const own = message.role === "assistant";
     const turn = own ? turns.get(message.turn) : null;
     if (own) turns.delete(message.turn);
-    return h("article", { class: `message ${message.role}` }, h("header", {},
+    const body = h("div", {});
+    const show = (asStored) => body.replaceChildren(...(asStored ? [h("pre", {}, stored(message))]
+      : said(message)));
+    show(false);
+    return h("article", { class: `message ${message.role}`, id: to && `message-${message.index}`,
+      "data-turn": to && own ? message.turn : null }, h("header", {},
       h("b", {}, message.role), message.name || null,
       turn ? h("span", {}, `turn ${turn.turn} · ${num(turn.completion_tokens)} tokens after `
         + `${num(turn.prompt_tokens)} · ${turn.finish_reason} · model ${seconds(turn.llm_s)} · `
         + `tools ${seconds(turn.tool_s)}${turn.policy_version < 0 ? ""
-          : ` · version ${turn.policy_version}`}`) : null),
-    message.reasoning ? h("details", { class: "fold" }, h("summary", {}, "reasoning, "
-      + `${num(message.reasoning.length)} characters`), h("pre", {}, message.reasoning)) : null,
-    message.content ? text(message.content, message.role === "tool" ? "term" : "") : null,
-    calls(message.tool_calls));
+          : ` · version ${turn.policy_version}`}`) : null,
+      h("span", { class: "right" },
+        to && turn ? h("a", { href: to(id, { tab: "tokens", turn: turn.turn }),
+          title: "The exact tokens of this turn" }, "tokens") : null,
+        toggle("raw", "The message as it is stored, every character visible", show),
+        to ? h("a", { href: to(id, { at: message.index }), title: "Link to this message" },
+          `#${message.index}`) : null)), body);
   });
+}
+
+function toggle(name, title, set) {
+  const button = h("button", { type: "button", class: "small", title, "aria-pressed": "false",
+    onclick: () => {
+      const on = button.getAttribute("aria-pressed") === "false";
+      button.setAttribute("aria-pressed", String(on));
+      set(on);
+    } }, name);
+  return button;
+}
+
+function said(message) {
+  return [message.reasoning ? h("details", { class: "fold" }, h("summary", {}, "reasoning, "
+      + `${num(message.reasoning.length)} characters`), h("pre", {}, message.reasoning)) : null,
+  message.content ? text(message.content, message.role === "tool" ? "term" : "") : null,
+  ...calls(message.tool_calls)].filter(Boolean);
+}
+
+// As JSON, in which marks that turn or hide text are spelled out.
+function stored(message) {
+  const { run_id, rollout_id, ...rest } = message;
+  return JSON.stringify({ ...rest, tool_calls: parsed(rest.tool_calls) }, null, 2)
+    .replace(/[\p{Cf}\p{Co}\u007f-\u009f]/gu, (mark) =>
+      "\\u" + mark.codePointAt(0).toString(16).padStart(4, "0"));
 }
 
 const DIFF = /^(diff --git|--- |\*\*\* |Index: )/m;
 
+// What is long is folded; what is very long is not even laid out before somebody unfolds it.
 function text(content, kind) {
-  const shown = content.length > LONG ? content.slice(0, LONG) : content;
-  const body = h("pre", { class: kind, tabindex: kind === "term" && content.length > 800 ? "0"
-    : null }, DIFF.test(shown) && shown.includes("\n@@") ? diff(shown) : shown);
-  if (shown === content) return body;
-  return h("div", {}, body, h("button", { onclick: (event) => {
-    body.replaceChildren(DIFF.test(content) ? diff(content) : content);
-    event.target.remove();
-  } }, `Show all ${num(content.length)} characters`));
+  const laid = (part) => (DIFF.test(part) && part.includes("\n@@") ? diff(part)
+    : kind === "term" ? terminal(part) : part);
+  const body = h("pre", { class: kind }, laid(content.slice(0, LONG)));
+  const count = content.split("\n").length;
+  const [lines, chars] = kind === "term" ? [24, 2000] : [80, 6000];
+  if (count <= lines && content.length <= chars) return body;
+  const button = h("button", { type: "button", class: "small", onclick: () =>
+    box.unfold(box.classList.contains("folded")) });
+  const box = h("div", { class: "folding folded" }, body, button);
+  box.content = content;
+  box.whole = content.length <= LONG;
+  box.lay = () => {
+    if (!box.whole) body.replaceChildren(laid(content));
+    box.whole = true;
+  };
+  box.unfold = (open) => {
+    if (open) box.lay();
+    box.classList.toggle("folded", !open);
+    button.textContent = open ? "Fold" : `Show all ${num(count)} lines, ${num(content.length)} characters`;
+    button.setAttribute("aria-expanded", String(open));
+    if (kind === "term" && open) body.tabIndex = 0;
+    else body.removeAttribute("tabindex");
+  };
+  box.unfold(false);
+  return box;
 }
 
 function diff(content) {
@@ -217,18 +333,20 @@ function diff(content) {
       : kinds[line[0]] ? h("span", { class: kinds[line[0]] }, line) : line + "\n"));
 }
 
-function calls(said) {
-  let made = [];
+function parsed(stored) {
   try {
-    made = JSON.parse(said || "[]");
+    return JSON.parse(stored || "[]");
   } catch {
-    return h("pre", {}, said);
+    return [{ text: stored }];
   }
-  return made.map((call) => {
+}
+
+function calls(stored) {
+  return parsed(stored).map((call) => {
     const given = Object.entries(call.arguments || {}).map(([name, value]) =>
       [name, typeof value === "string" ? value : JSON.stringify(value, null, 1)]);
     const brief = ([, value]) => given.length > 1 && value.length < 60 && !value.includes("\n");
-    return h("div", { class: "call" }, h("header", {}, h("b", {}, call.name || "a call that is none"),
+    return h("div", { class: "call" }, h("header", {}, h("b", {}, call.name || "not a tool call"),
       given.filter(brief).map(([name, value]) => [h("span", { class: "quiet" }, name), value])),
     call.error ? h("p", { class: "trouble" }, call.error) : null,
     call.name ? given.filter((each) => !brief(each)).map(([name, value]) => [
@@ -311,7 +429,7 @@ function legend(signal) {
   return h("p", { class: "legend" }, said[signal]);
 }
 
-async function tokens(found, { asked, go, early }) {
+async function tokens(found, { asked, go, early, signal }) {
   const told = await early;
   if (!told.sequences.length) {
     return h("div", {}, damage(told.damaged), h("p", { class: "empty" },
@@ -335,7 +453,9 @@ async function tokens(found, { asked, go, early }) {
         + (sequence.parent < 0 ? "" : ` of sequence ${sequence.parent}`)
         + ` · weight ${num(sequence.weight)}`) : null,
     h("p", { class: "quiet" }, figures(sequence, each, advantage)),
-    flow(sequence, each, painter(colour, sequence, each, advantage), about));
+    flow(sequence, each, painter(colour, sequence, each, advantage), about, { mark:
+      asked.turn === undefined ? -1 : each.turn.findIndex((turn, t) =>
+        each.kind[t] && turn === Number(asked.turn)), signal }));
   });
   return h("div", {}, damage(told.damaged),
     told.tokenizer ? h("p", { class: "trouble" }, `Ids only: ${told.tokenizer}`) : null,
@@ -359,7 +479,8 @@ function figures(sequence, each, advantage) {
 }
 
 // Blocks of tokens: those out of sight are neither laid out nor painted (content-visibility).
-function flow(sequence, each, paint, about, from = 0) {
+// `mark` is a token that is scrolled to when its block is there.
+function flow(sequence, each, paint, about, { from = 0, mark = -1, signal = null } = {}) {
   const place = h("div", { class: "tokens" });
   const fill = (start) => {
     const block = document.createElement("div");
@@ -373,6 +494,11 @@ function flow(sequence, each, paint, about, from = 0) {
       block.append(piece);
     }
     place.append(block);
+    if (mark >= start && mark < start + PIECES) {
+      const piece = block.children[mark - start];
+      piece.classList.add("at");
+      setTimeout(() => signal?.aborted || piece.scrollIntoView({ block: "center" }), 100);
+    }
   };
   let start = from;
   const some = (until) => {
@@ -410,7 +536,7 @@ function tell(sequence, each, t) {
 async function siblings(found, { run, asked, go, signal, path }) {
   const { rollout: row } = found;
   const others = found.siblings.filter((one) => one.rollout_id !== row.rollout_id);
-  if (!others.length) return h("p", { class: "empty" }, "It has no sibling.");
+  if (!others.length) return h("p", { class: "empty" }, "Its group has no other rollout.");
   const best = [...others].sort((a, b) => Math.abs(b.reward - row.reward)
     - Math.abs(a.reward - row.reward));
   const other = others.find((one) => String(one.rollout_id) === asked.beside) || best[0];
@@ -422,26 +548,26 @@ async function siblings(found, { run, asked, go, signal, path }) {
   const [one, two] = await Promise.all(paths.map((p) => get(`${p}/tokens`, {}, signal)));
   if (!one.sequences.length || !two.sequences.length) {
     return h("div", {}, h("p", { class: "tools" }, pick), h("p", { class: "empty" },
-      "One of them has no tokens."));
+      "One of the two has no tokens."));
   }
   const [a, b] = [one.sequences[0], two.sequences[0]];
   let same = 0;
   while (same < a.ids.length && same < b.ids.length && a.ids[same] === b.ids[same]) same++;
   const from = Math.max(0, same - 40);
   const about = h("div", { class: "about mono" }, "Point at a token.");
-  const half = (sequence, title, reward, valid) => {
+  const half = (sequence, title, rollout) => {
     const each = unroll(sequence);
     const paint = painter("logprob", sequence, each, 0);
-    return h("div", {}, h("p", {}, h("b", {}, title), " ", rewardChip(reward, valid),
+    return h("div", {}, h("p", {}, h("b", {}, title), " ", verdictChip(rollout),
       h("span", { class: "quiet" }, ` ${num(each.n)} tokens`)),
     flow(sequence, each, (t) => (t < same ? "k0" : (t === same ? "at " : "") + paint(t)), about,
-      from));
+      { from }));
   };
   return h("div", {}, h("p", { class: "tools" }, h("label", {}, "Beside ", pick),
     h("span", { class: "quiet" }, same === a.ids.length && same === b.ids.length
       ? `the same ${num(same)} tokens` : `the first ${num(same)} tokens are the same; they part in `
         + `turn ${unroll(a).turn[Math.min(same, a.ids.length - 1)]}`)), legend("logprob"),
   h("div", { class: "pair" },
-    half(a, `this, sample ${row.sample_index}`, row.reward, row.valid),
-    half(b, `sample ${other.sample_index}`, other.reward, other.valid)), about);
+    half(a, `this, sample ${row.sample_index}`, row),
+    half(b, `sample ${other.sample_index}`, other)), about);
 }
