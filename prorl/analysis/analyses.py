@@ -19,6 +19,8 @@ class Analysis:
     """The question that it belongs to; those of one part stand together."""
     sql: str
     picture: Literal["line", "bars", "stack"] = "bars"
+    axis: str = ""
+    """What x is, in words, below a line or stack."""
     where: str = ""
     """Which rollouts an x stands for, as a filter in which it is `{x}`; empty: none."""
 
@@ -30,6 +32,7 @@ ANALYSES: dict[str, Analysis] = {
     "reward": Analysis(
         title="Mean reward by policy version (a rollout's oldest)",
         part=_LEARNING,
+        axis="policy version",
         sql=f"""
 select min_version as x, avg(reward) as y, count(*) as rollouts
 from rollouts where {_MEMBER}
@@ -40,6 +43,7 @@ group by 1 order by 1""",
     "rewards": Analysis(
         title="Rewards: how many rollouts got which",
         part=_LEARNING,
+        axis="reward",
         sql=f"""
 select round(reward, 2) as x, count(*) as y from rollouts where {_MEMBER}
 group by 1 order by 1 limit 200""",
@@ -48,6 +52,7 @@ group by 1 order by 1 limit 200""",
     "sources": Analysis(
         title="Mean reward by source of tasks and policy version (a rollout's oldest)",
         part=_LEARNING,
+        axis="policy version",
         sql=f"""
 select min_version as x, avg(reward) as y, coalesce(nullif(data_source, ''), env) as z,
     count(*) as rollouts
@@ -59,6 +64,7 @@ group by all order by 1, 3""",
     "pass": Analysis(
         title="pass@k: share of groups with a full reward among k members",
         part=_LEARNING,
+        axis="k, rollouts of a group",
         sql="""
 select k as x, avg(pass_at_k) as y, count(*) as groups from passk where k <= 16
 group by 1 order by 1""",
@@ -77,6 +83,7 @@ group by 1 order by 1""",
     "drift": Analysis(
         title="Mean logprob of sampled tokens by policy version (a rollout's oldest)",
         part=_LEARNING,
+        axis="policy version",
         sql=f"""
 select min_version as x, sum(logprob_sum) / sum(num_sampled) as y, sum(num_sampled) as tokens
 from rollouts where {_MEMBER} and logprob_sum is not null and num_sampled > 0
@@ -87,6 +94,7 @@ group by 1 order by 1""",
     "mismatch": Analysis(
         title="Learner minus sampler: mean absolute difference of logprobs, by trainer's step",
         part=_LEARNING,
+        axis="trainer step",
         sql="""
 select step as x, avg(list_avg(list_transform(
         list_zip(learner_logprobs, logprobs), lambda pair: abs(pair[1] - pair[2])))) as y,
@@ -130,6 +138,7 @@ select * from (
     "kept": Analysis(
         title="Groups kept and dropped by policy version (the oldest in a group)",
         part=_GROUPS,
+        axis="policy version",
         sql="""
 select min_version as x, count(*) filter (kept) as kept, count(*) filter (not kept) as dropped
 from groups where event = 'decided' and min_version >= 0 group by 1 order by 1""",
@@ -148,8 +157,9 @@ group by 1 order by 2 desc limit 20""",
         " where event = 'decided' and not kept and reason = {x})",
     ),
     "outcomes": Analysis(
-        title="How rollouts ended, over the run in twentieths",
+        title="How rollouts ended, over the run",
         part=_GROUPS,
+        axis="twentieths of the run, in the order of commits",
         sql="""
 select part as x, count(*) filter (valid and reward > 0) as rewarded,
     count(*) filter (valid and coalesce(reward, 0) <= 0) as "no reward",
@@ -172,8 +182,9 @@ group by 1 order by 2 desc limit 20""",
         where="failure_class || '/' || failure_code = {x}",
     ),
     "time": Analysis(
-        title="Seconds of a rollout by what it waited for, over the run in twentieths",
+        title="Seconds of a rollout by what it waited for, over the run",
         part=_TIME,
+        axis="twentieths of the run, in the order of commits",
         sql="""
 select part as x, avg(queue_s) as queue, avg(init_s) as init, avg(llm_s) as model,
     avg(tool_s) as tools, avg(greatest(run_s - llm_s - tool_s, 0)) as "rest of run",

@@ -72,7 +72,13 @@ class Plots:
             for row in Runs([run]).table(analysis.sql).to_pylist()
         ]
         return NotebookFigure(
-            {"name": name, "title": analysis.title, "picture": analysis.picture, "rows": rows}
+            {
+                "name": name,
+                "title": analysis.title,
+                "picture": analysis.picture,
+                "axis": analysis.axis,
+                "rows": rows,
+            }
         )
 
 

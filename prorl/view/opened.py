@@ -329,7 +329,11 @@ class Opened:
             if name not in self._figures:
                 analysis = ANALYSES[name]
                 about = {"name": name, "title": analysis.title, "sql": analysis.sql.strip()}
-                about |= {"picture": analysis.picture, "where": analysis.where}
+                about |= {
+                    "picture": analysis.picture,
+                    "where": analysis.where,
+                    "axis": analysis.axis,
+                }
                 try:
                     self._figures[name] = about | {"rows": self.answer(analysis.sql, rows=2000)}
                 except ProrlError as error:

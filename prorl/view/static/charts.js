@@ -2,7 +2,7 @@
 
 import { big, h, num, seconds, short } from "./dom.js";
 
-const HEIGHT = 190;
+const HEIGHT = 200;
 const live = new Set();
 
 export function colour(name) {
@@ -37,12 +37,14 @@ export function redraw() {
   for (const chart of live) chart.place.isConnected ? chart.draw() : live.delete(chart);
 }
 
-function axes(text, xs) {
+function axes(text, xs, label) {
+  const named = label ? { label, labelFont: "11px system-ui, sans-serif", labelSize: 16,
+    labelGap: 0 } : {};
   const font = "11px system-ui, sans-serif";
   const line = { stroke: colour("quiet"), font, ticks: { show: false }, gap: 6 };
   const grid = { stroke: colour("line"), width: 1 };
   return [
-    { ...line, grid: { show: false }, size: 26, values: (_, at) => at.map((x) => text(x)),
+    { ...line, ...named, grid: { show: false }, size: 26, values: (_, at) => at.map((x) => text(x)),
       incrs: xs.every(Number.isInteger) ? [1, 2, 5].flatMap((n) =>
         [1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7].map((size) => n * size)).sort((a, b) => a - b)
         : undefined },
@@ -62,7 +64,7 @@ export function smoothed(values, weight) {
 }
 
 // rows with x, y and perhaps z, the name of a series; x is a number
-export function lines(rows, { chosen, time, smooth = 0 } = {}) {
+export function lines(rows, { chosen, time, label, smooth = 0 } = {}) {
   const all = [...new Set(rows.map((row) => row.z ?? ""))];
   const names = all.slice(0, SERIES.length);
   const xs = [...new Set(rows.map((row) => row.x))].sort((a, b) => a - b);
@@ -95,7 +97,7 @@ export function lines(rows, { chosen, time, smooth = 0 } = {}) {
   const chart = plot(element, () => ({
     scales: { x: { time: false }, y: { range: () => (known.length ? padded(least, most)
       : padded(null, null)) } },
-    axes: axes(text, xs),
+    axes: axes(text, xs, label),
     cursor: { y: false, points: { size: 7 } },
     legend: { show: names.length > 1 },
     series: [{ label: "at", value: (_, x) => (x === null ? "" : text(x)) },
@@ -140,7 +142,7 @@ function padded(low, high) {
 }
 
 // rows with x and several numbers that add up, in this order
-export function stack(rows, names, { chosen } = {}) {
+export function stack(rows, names, { chosen, label } = {}) {
   const xs = rows.map((row) => row.x);
   const sums = new Array(rows.length).fill(0);
   names = names.filter((name) => rows.some((row) => row[name]));
@@ -154,7 +156,7 @@ export function stack(rows, names, { chosen } = {}) {
   return plot(element, () => ({
     scales: { x: { time: false, range: () => ends },
       y: { range: (_, low, high) => [0, high * 1.05 || 1] } },
-    axes: axes(big, xs),
+    axes: axes(big, xs, label),
     cursor: { y: false, points: { show: false } },
     legend: { show: names.length > 1 },
     series: [{ label: "at" }, ...order.map((n) => ({ label: names[n], width: 0, paths: bars,

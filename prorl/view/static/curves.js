@@ -116,5 +116,5 @@ function chart(runs, curve, state) {
     location.hash = link(runs[0], "rollouts", { where: curve.where.replaceAll("{x}", quoted(x)) });
   });
   return card(curve.title, lines(curve.rows, { chosen, smooth: state.smooth,
-    time: state.axis === "time" }));
+    label: AXES[state.axis], time: state.axis === "time" }));
 }

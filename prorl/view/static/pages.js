@@ -278,14 +278,15 @@ function figure(run, asked, again = null) {
   const { rows } = asked;
   if (!rows.length) return h("p", { class: "quiet" }, NOTHING);
   const chosen = choice(run, asked);
-  if (asked.picture === "line") return curve(rows, { chosen });
-  if (asked.name === "rewards" && rows.length > 12) return stack(rows, ["y"], { chosen });
+  const options = { chosen, label: asked.axis };
+  if (asked.picture === "line") return curve(rows, options);
+  if (asked.name === "rewards" && rows.length > 12) return stack(rows, ["y"], options);
   if (asked.picture === "stack") {
     const names = Object.keys(rows[0]).filter((name) => name !== "x");
-    return rows.length > 1 ? stack(rows, names, { chosen })
+    return rows.length > 1 ? stack(rows, names, options)
       : bars(names.map((name) => ({ x: name, y: rows[0][name] })).filter((row) => row.y));
   }
-  return bars(rows, { chosen });
+  return bars(rows, options);
 }
 
 const NOTHING = "Nothing is stored for it.";
