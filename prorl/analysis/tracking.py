@@ -23,10 +23,13 @@ from prorl.analysis.track import POLL_S, follow, open_tracker
 from prorl.client import connect
 from prorl.config.trackers import OTLP
 from prorl.errors import ProrlError, UserError
+from prorl.storage.files.runs import is_run
 from prorl.storage.read.catalog import StoredRun
 
 LOOK_S = 0.1
-"""How long a service that does not answer is looked for: it has gone, and the run with it."""
+"""How long a service that does not answer is looked for: it has gone, and the run with it. Also
+between two looks for a directory that is not there yet.
+"""
 
 
 def track(
@@ -98,6 +101,8 @@ def main() -> int:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     threading.Thread(target=_wait_for_end, args=(sys.stdin.buffer, stop), daemon=True).start()
+    while not is_run(arguments.run) and not stop.wait(LOOK_S):
+        pass  # the store makes the directory a moment after the run was accepted
     run_id = StoredRun(arguments.run).run_id
 
     def ended() -> bool:
