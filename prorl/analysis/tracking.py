@@ -11,12 +11,12 @@ is started again sends what is stored again.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from prorl.analysis.traces import Exporter, ReadPosition, traces
 from prorl.analysis.track import POLL_S, follow, open_tracker
@@ -84,9 +84,10 @@ def is_open(service: str, run: str) -> bool:
         return False
 
 
-def _wait_for_end(stream: BinaryIO, stop: threading.Event) -> None:
-    """Sets `stop` at the end of a stream."""
-    stream.read()
+def _wait_for_end(stop: threading.Event) -> None:
+    """Sets `stop` at the end of standard input; `sys.stdin` would be locked when this ends."""
+    while os.read(0, 4096):
+        pass
     stop.set()
 
 
@@ -100,7 +101,7 @@ def main() -> int:
     arguments = parser.parse_args()
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    threading.Thread(target=_wait_for_end, args=(sys.stdin.buffer, stop), daemon=True).start()
+    threading.Thread(target=_wait_for_end, args=(stop,), daemon=True).start()
     while not is_run(arguments.run) and not stop.wait(LOOK_S):
         pass  # the store makes the directory a moment after the run was accepted
     run_id = StoredRun(arguments.run).run_id

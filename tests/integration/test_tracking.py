@@ -43,6 +43,7 @@ async def test_a_tracker_that_fails_is_reported_once_and_costs_nothing_else(tmp_
     assert log.read_text().startswith("error: no package for wandb")
 
 
+@pytest.mark.slow
 async def test_a_tracker_that_has_just_been_started_sends_all_at_the_end_of_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
