@@ -57,7 +57,10 @@ export function finder(text, first, { bind, signal }) {
     event.preventDefault();
     go(-1);
   });
-  bind({ "/": () => box.select(), n: () => go(1), N: () => go(-1) });
+  bind({ "/": () => {
+    box.focus();
+    box.select();
+  }, n: () => go(1), N: () => go(-1) });
   signal.addEventListener("abort", () => CSS.highlights?.clear());
   return { bar, search };
 }
