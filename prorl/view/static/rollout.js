@@ -333,17 +333,23 @@ function diff(content) {
       : kinds[line[0]] ? h("span", { class: kinds[line[0]] }, line) : line + "\n"));
 }
 
+// Calls are what a policy wrote: nothing of their shape is certain.
 function parsed(stored) {
+  const whole = [{ text: stored, arguments: {} }];
   try {
-    return JSON.parse(stored || "[]");
+    const list = JSON.parse(stored || "[]");
+    const isCall = (call) => call && typeof call === "object";
+    return !Array.isArray(list) ? whole : list.map((call) => (isCall(call) ? { ...call, arguments:
+      isCall(call.arguments) ? call.arguments : { arguments: String(call.arguments ?? "") } }
+      : { text: String(call), arguments: {} }));
   } catch {
-    return [{ text: stored }];
+    return whole;
   }
 }
 
 function calls(stored) {
   return parsed(stored).map((call) => {
-    const given = Object.entries(call.arguments || {}).map(([name, value]) =>
+    const given = Object.entries(call.arguments).map(([name, value]) =>
       [name, typeof value === "string" ? value : JSON.stringify(value, null, 1)]);
     const brief = ([, value]) => given.length > 1 && value.length < 60 && !value.includes("\n");
     return h("div", { class: "call" }, h("header", {}, h("b", {}, call.name || "not a tool call"),
