@@ -290,7 +290,7 @@ function said(message) {
 // As JSON, in which marks that turn or hide text are spelled out.
 function stored(message) {
   const { run_id, rollout_id, ...rest } = message;
-  return JSON.stringify({ ...rest, tool_calls: parsed(rest.tool_calls) }, null, 2)
+  return JSON.stringify({ ...rest, tool_calls: json(rest.tool_calls) }, null, 2)
     .replace(/[\p{Cf}\p{Co}\u007f-\u009f]/gu, (mark) =>
       "\\u" + mark.codePointAt(0).toString(16).padStart(4, "0"));
 }
@@ -335,15 +335,18 @@ function diff(content) {
 
 // Calls are what a policy wrote: nothing of their shape is certain.
 function parsed(stored) {
-  const whole = [{ text: stored, arguments: {} }];
+  const list = json(stored || "[]");
+  const isCall = (call) => call && typeof call === "object";
+  return (Array.isArray(list) ? list : [stored]).map((call) => (isCall(call) ? { ...call, arguments:
+    isCall(call.arguments) ? call.arguments : { arguments: String(call.arguments ?? "") } }
+    : { text: String(call), arguments: {} }));
+}
+
+function json(text) {
   try {
-    const list = JSON.parse(stored || "[]");
-    const isCall = (call) => call && typeof call === "object";
-    return !Array.isArray(list) ? whole : list.map((call) => (isCall(call) ? { ...call, arguments:
-      isCall(call.arguments) ? call.arguments : { arguments: String(call.arguments ?? "") } }
-      : { text: String(call), arguments: {} }));
+    return JSON.parse(text);
   } catch {
-    return whole;
+    return text;
   }
 }
 
@@ -362,11 +365,7 @@ function calls(stored) {
 }
 
 function pretty(value) {
-  try {
-    return JSON.stringify(typeof value === "string" ? JSON.parse(value) : value, null, 2);
-  } catch {
-    return String(value);
-  }
+  return JSON.stringify(typeof value === "string" ? json(value) : value, null, 2);
 }
 
 function raw(found) {
