@@ -365,7 +365,8 @@ function calls(stored) {
 }
 
 function pretty(value) {
-  return JSON.stringify(typeof value === "string" ? json(value) : value, null, 2);
+  const made = typeof value === "string" ? json(value) : value;
+  return typeof made === "string" ? made : JSON.stringify(made, null, 2);
 }
 
 function raw(found) {
