@@ -139,13 +139,16 @@ def test_the_list_has_verdicts_and_gives_its_room_to_prompts_and_answers(
     with viewing(tmp_path) as viewer, browser(viewer) as tab:
         tab.page.set_viewport_size({"width": width, "height": 900})
         tab.go("#/r/rollouts")
-        chips = tab.page.locator(".row .chip")
+        chips = tab.page.locator(".row .verdict")
         chips.nth(7).wait_for()
         assert [chip.inner_text().split("\n")[0][0] for chip in chips.all()[:8]] == list("○○◐✓✕✕✓◐")
         assert "right, reward" in chips.nth(3).text_content()
         shares = tab.page.evaluate("""() => {
             const table = document.querySelector(".table");
-            const cells = [...table.querySelector(".row:not(.head)").querySelectorAll(".text")];
+            const cells = [...table.querySelector(".row:not(.head)").querySelectorAll(".text")]
+                .filter((cell) => ["prompt", "answer", "error"].includes(
+                    table.querySelectorAll(".head > div")[[...cell.parentNode.children]
+                        .indexOf(cell)].textContent));
             const text = cells.reduce((sum, cell) => sum + cell.offsetWidth, 0);
             return [text / table.clientWidth, table.scrollWidth - table.clientWidth];
         }""")

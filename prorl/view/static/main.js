@@ -58,7 +58,7 @@ async function show() {
   } catch (error) {
     if (!signal.aborted) place.replaceChildren(h("div", { class: "width" }, trouble(error, show)));
   }
-  place.dataset.ready = location.hash;
+  if (!signal.aborted) place.dataset.ready = location.hash;
 }
 
 function theme() {

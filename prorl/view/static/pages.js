@@ -25,7 +25,7 @@ export function verdictChip(row) {
   const name = verdict(row);
   const [glyph, kind] = VERDICTS[name];
   const scored = Number.isFinite(row.reward);
-  return h("span", { class: `chip ${kind}`, title: scored ? `${name}, reward ${row.reward}` : name },
+  return h("span", { class: `chip verdict ${kind}`, title: scored ? `${name}, reward ${row.reward}` : name },
     h("span", { "aria-hidden": true }, `${glyph} `),
     scored ? [h("span", { class: "sr" }, `${name}, reward `), num(row.reward)] : name);
 }
@@ -70,7 +70,7 @@ export async function runsPage({ signal }) {
       offer();
     } });
     const row = h("tr", {}, h("td", {}, box), h("td", {}, h("a", { href: link(run) }, run)),
-      titles.slice(1).map(() => h("td", {}, "")));
+      titles.slice(1).map((_, i) => h("td", {}, i ? "" : "…")));
     body.append(row);
     return [run, row];
   }));
@@ -337,8 +337,8 @@ function grid(rows, run = "") {
 
 // ---- rollouts
 
-const WIDTHS = { rollout_id: 62, task_id: 110, failure_message: 130, rollout_key: 160, extra: 220,
-  committed_at: 140, reward: 104, status: 116, asked: 120, answered: 110, expected: 84, run_s: 92,
+const WIDTHS = { rollout_id: 62, task_id: 126, failure_message: 130, rollout_key: 160, extra: 220,
+  committed_at: 140, reward: 114, status: 116, asked: 120, answered: 110, expected: 84, run_s: 92,
   num_turns: 56, num_sampled: 74 };
 const USUAL = ["rollout_id", "reward", "task_id", "asked", "answered", "expected",
   "failure_message", "num_turns", "num_sampled", "run_s"];
@@ -364,9 +364,9 @@ function column({ name, type }, sort, wide) {
     : number && !name.endsWith("_id") ? (row) => num(row[name])
     : SPOKEN.includes(name) ? (row) => row[name] || "–"
     : (row) => (row[name] === null ? "–" : typeof row[name] === "object"
-      ? JSON.stringify(row[name]) : String(row[name]));
+      ? JSON.stringify(row[name]) : String(row[name]) || "–"));
   return { name, title: TITLES[name] || name, about: name === "reward" ? ABOUT_VERDICTS : name,
-    show, sort, wide, kind: number && !["rollout_id", "reward"].includes(name) ? "n" : "",
+    show, sort, wide, wraps: ["task_id", "expected"].includes(name), kind: number && !["rollout_id", "reward"].includes(name) ? "n" : "",
     grows: name === "asked" || name === "answered" || name === "failure_message", width: WIDTHS[name] || (number ? 88 : 130) };
 }
 
@@ -407,7 +407,7 @@ export async function rolloutsPage({ run, asked, signal, bind }) {
     : null,
   menu(columns, shown, (names) => go({ columns: names.join(",") })));
   const unscored = h("div", {});
-  const count = h("span", { class: "quiet" });
+  const count = h("span", { class: "quiet" }, "…");
   const facets = h("div", {});
   const values = h("details", { class: "facets", open: innerWidth > 1200 && kept("values") !== "no",
     ontoggle: () => innerWidth > 1200 && keep("values", values.open ? "yes" : "no") },
@@ -431,6 +431,7 @@ export async function rolloutsPage({ run, asked, signal, bind }) {
         go({ where: asked.where ? `${asked.where} and ${where}` : where }));
     } catch (error) {
       if (!signal.aborted) wrong.replaceChildren(trouble(error, shownAt));
+      if (count.textContent === "…") count.textContent = "";
     }
   };
   return { whole: true, shown: shownAt, element: h("div", { class: "width whole-page" },
@@ -469,14 +470,15 @@ function fillFacets(place, found, chosen, all, choose) {
     found.some((row) => row.name === name && row.n < all && row.value !== ""));
   place.replaceChildren(...names.map((name) => {
     const rows = found.filter((row) => row.name === name);
-    return h("section", {}, h("h2", {}, TITLES[name] || name), rows.slice(0, 7).map((row) => {
+    return h("section", {}, h("h2", {}, name === "reward" ? name : TITLES[name] || name), rows.slice(0, 7).map((row) => {
       const usual = row.of / all;
       const lift = chosen && chosen < all ? row.n / chosen / usual : 1;
       const value = row.value === null ? `${name} is null`
         : `${name} = ${/^-?[\d.]+$/.test(row.value) ? row.value : quoted(row.value)}`;
       return h("button", { class: "facet", onclick: () => choose(value), title:
         `${percent(row.n / chosen)} here, ${percent(usual)} of all; mean reward ${num(row.reward)}` },
-      h("span", {}, row.value === "" ? "(none)" : row.value ?? "null"),
+      h("span", {}, row.value === "" ? "(none)" : row.value === null ? "null"
+        : isNaN(row.value) ? row.value : num(Number(row.value))),
       h("span", { class: "lift" }, lift > 1.5 && row.n > 3 ? `×${num(lift, 2)}` : ""),
       h("span", { class: "quiet" }, num(row.n)));
     }), rows.length > 7 ? h("span", { class: "quiet" }, `  and ${rows.length - 7} more`) : null);

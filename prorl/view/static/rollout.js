@@ -195,7 +195,8 @@ function timeline(found) {
   return h("section", { class: "timeline", "aria-label": "Time line" },
     h("p", { class: "legend" }, `${seconds(all)} from the lease to the commit`,
       waited > 0.0005 ? `, after ${seconds(waited)} of waiting` : "", sums.map(([name, value]) =>
-        [h("s", { class: `strip-${STRIP[name]}` }, " "), `${name} ${seconds(value)}`])), strip);
+        h("span", {}, h("s", { class: `strip-${STRIP[name]}` }, " "),
+          ` ${name} ${seconds(value)}`))), strip);
 }
 
 // ---- messages

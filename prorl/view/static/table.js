@@ -7,12 +7,12 @@ const SLIM = 600; // pixels, below which columns that are `wide` give way
 const BLOCK = 200;
 const TALLEST = 12e6; // browsers stop at about 30 million pixels
 
-const kinds = ({ kind, wide, grows }) =>
-  [kind, wide && "wide-only", grows && "text"].filter(Boolean).join(" ");
+const kinds = ({ kind, wide, grows, wraps }) =>
+  [kind, wide && "wide-only", (grows || wraps) && "text"].filter(Boolean).join(" ");
 
 export class Table {
-  // columns: [{name, title, width, grows, wide, show(row) -> node or text, sort}]; those that grow
-  // share the room that is left; page(offset, limit) -> {total, rows}; text: lines of a row, 1 or 2
+  // columns: [{name, title, width, grows, wraps, wide, show(row) -> node or text, sort}]; those that
+  // grow share the room that is left; page(offset, limit) -> {total, rows}; text: lines of a row, 1 or 2
   constructor({ columns, page, open, sorted, label, text = 1 }) {
     Object.assign(this, { columns, page, open, sorted, total: 0, blocks: new Map(), at: -1 });
     this.pitch = PITCH[text];
