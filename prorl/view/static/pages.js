@@ -364,7 +364,7 @@ function column({ name, type }, sort, wide) {
     : number && !name.endsWith("_id") ? (row) => num(row[name])
     : SPOKEN.includes(name) ? (row) => row[name] || "–"
     : (row) => (row[name] === null ? "–" : typeof row[name] === "object"
-      ? JSON.stringify(row[name]) : String(row[name]) || "–"));
+      ? JSON.stringify(row[name]) : String(row[name]) || "–");
   return { name, title: TITLES[name] || name, about: name === "reward" ? ABOUT_VERDICTS : name,
     show, sort, wide, wraps: ["task_id", "expected"].includes(name), kind: number && !["rollout_id", "reward"].includes(name) ? "n" : "",
     grows: name === "asked" || name === "answered" || name === "failure_message", width: WIDTHS[name] || (number ? 88 : 130) };
