@@ -227,11 +227,15 @@ def _draw(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str, 
     from rich.table import Table
     from rich.text import Text
 
-    def cell_text(value: object) -> Text:
+    def cell_text(value: object, numeric: bool) -> Text:
         text = _cell(value).replace("\n", " ") if cut else _cell(value)
-        return Text(text, justify="right" if isinstance(value, int | float) else "left")
+        right = numeric and (isinstance(value, int | float) or text == "-")
+        return Text(text, justify="right" if right else "left")
 
-    lines = [list(map(cell_text, row)) for row in rows]
+    whole = list(rows)
+    columns_of = zip(*whole, strict=True)
+    numeric = [any(isinstance(value, int | float) for value in column) for column in columns_of]
+    lines = [list(map(cell_text, row, numeric)) for row in whole]
     natural = [
         max(map(cell_len, [name, *(part for row in lines for part in row[at].plain.split("\n"))]))
         for at, name in enumerate(columns)

@@ -46,6 +46,7 @@ async function show() {
   const at = here();
   const place = document.getElementById("page");
   document.getElementById("bar").replaceChildren(...bar(at).filter(Boolean));
+  document.querySelector("#bar [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
   document.title = [at.id && `rollout ${at.id}`, at.run, "prorl"].filter(Boolean).join(" · ");
   const build = !at.run ? runsPage : at.page === "rollout" ? rolloutPage
     : (PAGES[at.page] || PAGES[""])[1];

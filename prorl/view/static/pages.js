@@ -477,7 +477,7 @@ function fillFacets(place, found, chosen, all, choose) {
         : `${name} = ${/^-?[\d.]+$/.test(row.value) ? row.value : quoted(row.value)}`;
       return h("button", { class: "facet", onclick: () => choose(value), title:
         `${percent(row.n / chosen)} here, ${percent(usual)} of all; mean reward ${num(row.reward)}` },
-      h("span", {}, row.value === "" ? "(none)" : row.value === null ? "null"
+      h("span", {}, row.value === "" ? "(none)" : row.value === null ? "no value"
         : isNaN(row.value) ? row.value : num(Number(row.value))),
       h("span", { class: "lift" }, lift > 1.5 && row.n > 3 ? `×${num(lift, 2)}` : ""),
       h("span", { class: "quiet" }, num(row.n)));
