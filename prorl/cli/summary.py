@@ -43,6 +43,13 @@ from rollouts where failure_code <> '' and failure_class <> 'cancelled'
 group by all order by n desc, failure_code
 """
 
+RETRIED = """
+select a.failure_class, a.failure_code, count(*) as n, min(rollout_id) as first_rollout
+from attempts a join rollouts r using (rollout_id) where r.attempt > a.attempt
+group by all order by n desc, a.failure_code
+"""
+"""Attempts that ended before a later one of their rollout; `rollouts` has the last one alone."""
+
 TIMINGS = " union all ".join(
     f"select '{name}' as what, quantile_cont({name}_s, 0.5) as p50_s, quantile_cont({name}_s, 0.95)"
     f" as p95_s, sum({name}_s) as sum_s from rollouts"
@@ -60,14 +67,15 @@ def summarise(directory: str | Path) -> dict[str, Json]:
     from prorl.storage.read.catalog import StoredRun
 
     stored = StoredRun(directory)
-    tables = stored.answers(TOTALS, STATES, FAILURES, TIMINGS, DECISIONS)
-    ((totals,), states, failures, timings, decisions) = (table.to_pylist() for table in tables)
+    tables = stored.answers(TOTALS, STATES, FAILURES, RETRIED, TIMINGS, DECISIONS)
+    (totals,), states, failures, retried, timings, decisions = (t.to_pylist() for t in tables)
     return {
         "run": stored.run_id,
         "directory": str(directory),
         **totals,
         "states": {row["status"]: row["n"] for row in states},
         "failures": failures,
+        "retried": retried,
         "timings": {row.pop("what"): row for row in timings},
         "groups_decided": decisions,
         "bytes": sum(file.bytes for commit in stored.commits for file in commit.files),
@@ -94,6 +102,11 @@ def lines(summary: dict[str, Json]) -> Iterator[str]:
     for row in summary["failures"]:
         what = f"{row['failure_class']}/{row['failure_code']} {row['n']:,}"
         yield f"  failure   {what}: {shortened(clean(row['example']), 300)}"
+    for row in summary["retried"]:
+        what = f"{row['failure_class']}/{row['failure_code']} {row['n']:,}"
+        root = root_option(Path(summary["directory"]).parent)
+        example = f"prorl show {summary['run']} --rollout {row['first_rollout']}{root}"
+        yield f"  retried   {what}: `{example}` says why and where"
     # Rollouts whose policy was not done when a budget ended.
     for many, settings in (
         (summary["cut_by_tokens"], "sampling.max_tokens, limits.max_tokens"),

@@ -64,6 +64,7 @@ async def test_a_failure_of_the_backend_is_tried_again_and_never_scored(
     )
     summary = await _run(plan)
     assert summary["max_attempt"] > 1
+    assert {row["failure_class"] for row in summary["retried"]} == {"infra"}
     stored = check_complete(plan.directory, 8)
     assert rows(
         stored,

@@ -17,6 +17,8 @@ from typing import NamedTuple
 import pytest
 
 from prorl.cli.commands.show import lines, transcript
+from prorl.cli.summary import lines as summary_lines
+from prorl.cli.summary import summarise
 from prorl.control import Failed, Leaving, Progress, Released, Started
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.verify import verify
@@ -143,6 +145,16 @@ async def check(tmp_path: Path, each: int) -> None:
         assert f"attempt 1 ended in {kind.stage} after" in text
         assert f"{kind.worker} · {NODES[kind.worker]} · scripted:oracle" in text
         assert f"{kind.failure_class}/{kind.code}: {kind.message}" in text
+    summary = summarise(run)
+    (retried,) = summary["retried"]
+    assert retried == {
+        "failure_class": "cancelled",
+        "failure_code": "returned",
+        "n": each,
+        "first_rollout": 8,
+    }
+    line = f"  retried   cancelled/returned {each}: `prorl show r --rollout 8 --root {run.parent}`"
+    assert f"{line} says why and where" in summary_lines(summary)
     by_node = stored.sql(
         "select node, count(*) as n from rollouts where status = 'failed' group by 1"
     )

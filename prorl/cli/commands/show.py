@@ -67,7 +67,7 @@ def show(
     Parameters
     ----------
     rollout
-        The rollout with this id.
+        The rollout with this id, with the attempts that ended before its last one.
     worst
         The valid rollout with the smallest reward.
     best
