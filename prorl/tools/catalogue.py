@@ -2,7 +2,7 @@
 
 A row says where the tool's class is and how the policy sees the tool. Envs offer it by its row
 (`prorl.envs.tools`), the tool server makes it of the same row, the zygote imports it before it
-forks. The class is made with a `Place` and has `run(arguments, until)`, which
+forks. The class is made with a `Place` (`server/place.py`) and has `run(arguments, until)`, which
 
 - gives {"output": Capped, "exit_code": int, "timed_out": bool} (`server/files.py` is an example);
 - ends by `until` (`time.monotonic`) by itself, since the server has one thread: what computes, or
