@@ -16,7 +16,7 @@ import pytest
 
 from prorl.control import GroupComplete
 from prorl.errors import ConfigError
-from prorl.filters import GroupDecision, GroupMember
+from prorl.filters import FILTERS, GroupDecision, GroupMember
 from prorl.schema import ROLLOUTS
 from prorl.storage.read import sql as sql_module
 from prorl.storage.serve.filter import MEMBERS, SEEN, GroupFilter, check_filter
@@ -128,7 +128,7 @@ def test_users_sql_decides_and_what_it_leaves_out_is_dropped() -> None:
 @pytest.mark.parametrize(
     ("sql", "text"),
     [
-        ("dapoo", "expected none, dapo, greso, overlong, pass_rate:LO-HI, or one SELECT"),
+        ("dapoo", f"expected {', '.join(FILTERS)}, pass_rate:LO-HI, or one SELECT"),
         ("select * from nowhere", "nowhere"),
         ("select group_id, 1 as kept, '' as reason from rollouts", "kept BOOLEAN"),
         ("select group_id from rollouts", "kept BOOLEAN"),
