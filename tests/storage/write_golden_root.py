@@ -3,6 +3,7 @@
     python -m tests.storage.write_golden_root       writes it anew, with a run of today's format
 
 That is for changes of the format before the first release: from then on such a change adds a root.
+A new optional column is no such change: the root that is there lacks it, as stored runs do.
 `served.json` holds what a replay of its run serves: groups in order, by the hashes of their rows.
 """
 
