@@ -148,7 +148,7 @@ class Hello(Payload, frozen=True, kw_only=True):
     """NAME=DIGEST of each image that a chain of another host has; None: it may have any."""
     home: str = ""
     """Of the node's life: a death is charged only where what started the worker lives on."""
-    died_at: str = ""
+    fatal_attempt: str = ""
     """`run/rollout/attempt` whose step ended the last life of its name, where that is known."""
 
 

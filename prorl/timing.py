@@ -29,7 +29,7 @@ PROCESS_SILENCE_S: Final = wait_limit_s("process.silence")
 WORKER_SILENCE_S: Final = wait_limit_s("worker.silence")
 GIVE_UP_S: Final = wait_limit_s("worker.give_up")
 LEAST_GRACE_S: Final = wait_limit_s("worker.least_grace")
-REMOTE_GRACE_S: Final = wait_limit_s("worker.grace")
+WORKER_GRACE_S: Final = wait_limit_s("worker.grace")
 CLAIM_GRACE_S: Final = wait_limit_s("worker.claim")
 
 LATE_S: Final = wait_limit_s("loop.stopped")

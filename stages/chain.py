@@ -187,7 +187,7 @@ def _identity(config: ServiceConfig, process: str, stages: Iterable[str]) -> Hel
         remote=bool(config.gateway),
         resumes=any(operator_of(stage).resumes for stage in stages),
         home=str(config.socket_dir),
-        died_at=os.environ.get(crashes.DIED_AT, ""),
+        fatal_attempt=os.environ.get(crashes.FATAL_ATTEMPT, ""),
         images=_images(config) if begins and config.gateway else None,
     )
 

@@ -54,7 +54,7 @@ from prorl.service.probes import Probes
 from prorl.service.publish import WeightPublisher
 from prorl.storage.files.layout import RunDir
 from prorl.storage.keep.retention import drop_run
-from prorl.timing import CLAIM_GRACE_S, REMOTE_GRACE_S, now
+from prorl.timing import CLAIM_GRACE_S, WORKER_GRACE_S, now
 
 LAZY_S = 0.1
 """How long changes that nobody waits for may wait for company in a transaction."""
@@ -99,7 +99,7 @@ class Gateway:
             clock,
             wall,
             max_queued=config.max_queued_rollouts,
-            claim_grace_s=REMOTE_GRACE_S if config.journal_sync else CLAIM_GRACE_S,
+            claim_grace_s=WORKER_GRACE_S if config.journal_sync else CLAIM_GRACE_S,
             refusal_of=partial(refusal_of, config),
             on_backends=self.backends_changed,
         )

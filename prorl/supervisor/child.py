@@ -115,12 +115,12 @@ class ChildProcess:
         self._rotate()
         log_fd = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._heart, beat_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        died_at = self.died_at if self._process else ""
+        fatal_attempt = self.fatal_attempt if self._process else ""
         if self._page >= 0:
             os.close(self._page)
         self._page, self._killed_at, self.ended_for = crashes.page(), "", ""
         try:
-            self._process = self._spawn(log_fd, beat_fd, died_at)
+            self._process = self._spawn(log_fd, beat_fd, fatal_attempt)
         except OSError:
             os.close(self._heart)
             raise
@@ -138,7 +138,7 @@ class ChildProcess:
         reading = self._read(self._process)
         self._reader = loop.create_task(reading, name=f"stdout of {self.spec.name}")
 
-    def _spawn(self, log_fd: int, beat_fd: int, died_at: str) -> subprocess.Popen[bytes]:
+    def _spawn(self, log_fd: int, beat_fd: int, fatal_attempt: str) -> subprocess.Popen[bytes]:
         """The process, in a session of its own, with its log and where its heart beats."""
         return subprocess.Popen(
             [sys.executable, "-P", "-m", self.spec.module, *self.spec.args],
@@ -151,7 +151,7 @@ class ChildProcess:
                 **python_path(),  # it starts in another folder
                 heartbeat.VARIABLE: str(beat_fd),
                 crashes.VARIABLE: str(self._page),
-                crashes.DIED_AT: died_at,
+                crashes.FATAL_ATTEMPT: fatal_attempt,
             },
             start_new_session=True,
             pass_fds=(beat_fd, self._page),
@@ -201,11 +201,12 @@ class ChildProcess:
         return self._silent_s
 
     @property
-    def died_at(self) -> str:
-        """The piece of work that ended the last life; empty where it was something else.
+    def fatal_attempt(self) -> str:
+        """Returns `run/rollout/attempt` whose step ended the process; empty where it was none.
 
-        It was in a step that never ended, and nobody had stopped it; or the interpreter crashed, or
-        the step ended the process, which we never do ourselves (`crashes.clear`).
+        The step never ended, though nobody had stopped the process; or it crashed the interpreter;
+        or it ended the process, which code of ours never does in a step (`crashes.clear`). A
+        process that waits for a tool call or a model is in no step.
         """
         assert self._process is not None
         code = self._process.returncode or 0

@@ -256,7 +256,7 @@ class Supervisor:
             code = await child.exited()
             if self._stopping or (ends and code == 0):
                 return
-            how, name = exit_text(code), child.died_at
+            how, name = exit_text(code), child.fatal_attempt
             if name:
                 code = EXIT_CRASHED  # what a step left with says nothing of the service
             if self._has_drained(child, code):

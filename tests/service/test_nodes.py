@@ -14,7 +14,7 @@ from prorl.service.core.core import Core
 from prorl.service.core.lifecycle import EventKind
 from prorl.service.core.state import RolloutRecord, WorkerRecord
 from prorl.service.log.log import ControlLog
-from prorl.timing import CLAIM_GRACE_S, GIVE_UP_S, REMOTE_GRACE_S, WORKER_SILENCE_S
+from prorl.timing import CLAIM_GRACE_S, GIVE_UP_S, WORKER_GRACE_S, WORKER_SILENCE_S
 from prorl.types import AttemptKey, BackendFault, RolloutState
 from tests.service.running_gateway import CHAIN, group, roles_of, run_config
 
@@ -49,7 +49,7 @@ def hello(
     life: str = "a",
     attempts: tuple[AttemptKey, ...] = (),
     home: str = "",
-    died_at: str = "",
+    fatal_attempt: str = "",
     resumes: bool = False,
 ) -> WorkerRecord:
     """`NODE/ROLE-i` says hello; without a slash it is a worker of the service's own host. What a
@@ -63,7 +63,7 @@ def hello(
         node=node or "local",
         location=f"at {name}{home}",
         home=home,
-        died_at=died_at,
+        fatal_attempt=fatal_attempt,
         resumes=resumes,
         schema_version=SCHEMA_VERSION,
         in_flight={"init" if role == CHAIN else role: attempts},
@@ -99,7 +99,7 @@ def test_only_the_store_gets_the_endpoints_of_nodes(core: Core, nodes: int) -> N
     assert num_endpoints == nodes
 
 
-@pytest.mark.parametrize("away_s", [5.0, REMOTE_GRACE_S - 1])
+@pytest.mark.parametrize("away_s", [5.0, WORKER_GRACE_S - 1])
 def test_a_blip_costs_nothing(core: Core, clock: Clock, away_s: float) -> None:
     init = hello(core, "n1/chain-0")
     record = leased(core, init)
@@ -108,7 +108,7 @@ def test_a_blip_costs_nothing(core: Core, clock: Clock, away_s: float) -> None:
     core.rollouts.settle_orphans()
     assert record.life.state is RolloutState.LEASED
     again = hello(core, "n1/chain-0", attempts=(record.key,))
-    clock.now += 2 * REMOTE_GRACE_S
+    clock.now += 2 * WORKER_GRACE_S
     core.rollouts.settle_orphans()
     assert (record.life.state, record.life.attempt) == (RolloutState.LEASED, 1)
     assert list(record.holders) == [again]
@@ -162,7 +162,7 @@ def test_attempts_missing_from_a_returning_worker_are_lost(
 ) -> None:
     """It lives: what was lost was lost by the line, and is charged to nobody."""
     record = back_without(core, "n1/chain-0", noticed, lease_confirmed)
-    clock.now += REMOTE_GRACE_S - 1
+    clock.now += WORKER_GRACE_S - 1
     core.rollouts.settle_orphans()
     assert record.life.state is RolloutState.LEASED
     clock.now += 1
@@ -190,10 +190,10 @@ def test_what_it_handed_on_while_it_was_away_is_claimed_by_its_neighbour(
     before.
     """
     record = back_without(core, "n1/chain-0", noticed, lease_confirmed)
-    clock.now += REMOTE_GRACE_S - 1
+    clock.now += WORKER_GRACE_S - 1
     core.rollouts.settle_orphans()
     hello(core, "n1/eval-0", attempts=(record.key,))
-    clock.now += 2 * REMOTE_GRACE_S
+    clock.now += 2 * WORKER_GRACE_S
     core.rollouts.settle_orphans()
     assert (record.life.state, record.life.attempt) == (RolloutState.LEASED, 1)
     assert [worker.name for worker in record.holders] == ["n1/eval-0"]
@@ -204,8 +204,8 @@ def test_a_lease_into_a_stream_that_breaks_is_charged_to_no_worker_that_lives(
 ) -> None:
     """Control and leases have connections of their own: one may break alone."""
     record = leased(core, hello(core, "n1/chain-0"))
-    core.rollouts.await_claim(record, REMOTE_GRACE_S, EventKind.LOST)  # as the lease edge does
-    clock.now += REMOTE_GRACE_S
+    core.rollouts.await_claim(record, WORKER_GRACE_S, EventKind.LOST)  # as the lease edge does
+    clock.now += WORKER_GRACE_S
     core.rollouts.settle_orphans()
     assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
 
@@ -251,7 +251,7 @@ def test_so_is_what_it_still_had_when_it_was_ended(
     if another_life:
         hello(core, "n1/chain-0", "second")
     else:
-        clock.now += REMOTE_GRACE_S + 1
+        clock.now += WORKER_GRACE_S + 1
         core.rollouts.settle_orphans()
     assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
 
@@ -271,7 +271,7 @@ def test_a_next_life_says_whether_the_process_died_or_its_host(
 
 @noticed_or_not
 @pytest.mark.parametrize(
-    ("died_at", "begun", "losses"),
+    ("fatal_attempt", "begun", "losses"),
     [
         ("r/0/1", True, 1),
         ("r/0/1", False, 1),
@@ -281,7 +281,7 @@ def test_a_next_life_says_whether_the_process_died_or_its_host(
     ],
 )
 def test_a_death_is_charged_to_its_attempt_or_else_to_those_that_run(
-    core: Core, noticed: bool, died_at: str, begun: bool, losses: int
+    core: Core, noticed: bool, fatal_attempt: str, begun: bool, losses: int
 ) -> None:
     """`begun`: RUN has begun it; what only INIT has had runs no code that could end a worker."""
     worker = hello(core, "chain-0", resumes=noticed)
@@ -289,7 +289,7 @@ def test_a_death_is_charged_to_its_attempt_or_else_to_those_that_run(
     assert record.key == ("r", 0, 1)
     if noticed:
         core.workers.handle_disconnect(worker)
-    hello(core, "chain-0", "second", died_at=died_at)
+    hello(core, "chain-0", "second", fatal_attempt=fatal_attempt)
     assert charged(record) == (0, losses)
 
 
@@ -304,7 +304,7 @@ def black_hole(core: Core, clock: Clock) -> RolloutRecord:
     worker = hello(core, "n1/chain-0")
     record = leased(core, worker)
     core.workers.handle_disconnect(worker)
-    clock.now += REMOTE_GRACE_S + 1
+    clock.now += WORKER_GRACE_S + 1
     core.sweep()
     return record
 
@@ -384,10 +384,10 @@ def test_a_node_that_is_not_there_is_named_with_those_that_are(core: Core) -> No
     ("runs", "others", "after_s", "state"),
     [
         (False, True, CLAIM_GRACE_S, RolloutState.QUEUED),
-        (False, False, REMOTE_GRACE_S - 1, RolloutState.LEASED),
-        (False, False, REMOTE_GRACE_S, RolloutState.QUEUED),
-        (True, True, REMOTE_GRACE_S - 1, RolloutState.RUNNING),
-        (True, True, REMOTE_GRACE_S, RolloutState.QUEUED),
+        (False, False, WORKER_GRACE_S - 1, RolloutState.LEASED),
+        (False, False, WORKER_GRACE_S, RolloutState.QUEUED),
+        (True, True, WORKER_GRACE_S - 1, RolloutState.RUNNING),
+        (True, True, WORKER_GRACE_S, RolloutState.QUEUED),
     ],
 )
 def test_what_nobody_claims_after_a_restart(
@@ -416,7 +416,7 @@ def test_after_a_restart_leases_wait_for_their_holders_as_long_as_workers_come(
         core.sweep()
         hello(core, f"n{2 + number}/chain-0")
     hello(core, "n1/chain-0", attempts=(record.key,))
-    clock.now += 2 * REMOTE_GRACE_S
+    clock.now += 2 * WORKER_GRACE_S
     core.sweep()
     assert (record.life.state, record.life.attempt) == (RolloutState.LEASED, 1)
 
@@ -443,7 +443,7 @@ def test_of_names_that_never_come_back_little_is_remembered(
     here = hello(core, "n0/chain-0")
     for number in range(1, 40):
         core.workers.handle_disconnect(hello(core, f"n{number}/chain-0"))
-        clock.now += REMOTE_GRACE_S + 1
+        clock.now += WORKER_GRACE_S + 1
         core.sweep()
     assert len(core.workers._lives) <= 9
     assert not core.workers._away
@@ -455,7 +455,7 @@ def test_of_names_that_never_come_back_little_is_remembered(
 def test_who_comes_back_after_its_grace_takes_nothing_from_others(core: Core, clock: Clock) -> None:
     record = leased(core, hello(core, "n1/chain-0"))
     core.workers.handle_disconnect(core.state.workers["n1/chain-0"])
-    clock.now += REMOTE_GRACE_S + 1
+    clock.now += WORKER_GRACE_S + 1
     core.sweep()
     clock.now += 60
     core.pump(1)

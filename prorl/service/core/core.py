@@ -58,7 +58,7 @@ from prorl.service.core.workers import Workers
 from prorl.service.log import log_schema as sql
 from prorl.service.log.log import ControlLog
 from prorl.service.pool.balancer import Balancer
-from prorl.timing import CLAIM_GRACE_S, REMOTE_GRACE_S, now
+from prorl.timing import CLAIM_GRACE_S, WORKER_GRACE_S, now
 from prorl.types import FailureCode, RolloutState
 
 
@@ -100,7 +100,7 @@ class Core:
         # Whoever has them may be on another host, where a broken stream is noticed late; a lease
         # that nobody claims was lost by us on its way, and is nobody's fault.
         for record in load(log, self.state, clock(), refusal_of):
-            self.rollouts.await_claim(record, REMOTE_GRACE_S, EventKind.RETURN)
+            self.rollouts.await_claim(record, WORKER_GRACE_S, EventKind.RETURN)
             if record.life.state is RolloutState.LEASED:
                 self._leases.append((record, record.life.attempt))
 

@@ -24,7 +24,7 @@ from prorl.service.core.observed import StepUtilization
 from prorl.service.core.sampler import UNKNOWN, Demand, Rate, reached
 from prorl.service.pool.balancer import Balancer, Suits
 from prorl.service.pool.weights import ServedWeights
-from prorl.timing import REMOTE_GRACE_S
+from prorl.timing import WORKER_GRACE_S
 from prorl.types import AttemptKey, FailureCode, GroupState, RolloutState
 
 T = TypeVar("T")
@@ -118,7 +118,8 @@ class WorkerRecord:
     """A restarted worker of the same name resumes its attempts."""
     home: str = ""
     """Of its node's life: who started it. A death is charged only where that lives on."""
-    died_at: str = ""
+    fatal_attempt: str = ""
+    """`run/rollout/attempt` whose step ended its last life; empty where that is not known."""
     images: Mapping[str, str] | None = None
     """Digests of its node's images by name; None: it may have any."""
     status: WorkerStatus = field(default_factory=WorkerStatus)
@@ -140,7 +141,7 @@ class WorkerRecord:
         or its next life is about to read its journal.
         """
         waited_for = self.remote or (self.resumes and not self.status.leaving)
-        return REMOTE_GRACE_S if waited_for else 0.0
+        return WORKER_GRACE_S if waited_for else 0.0
 
 
 @dataclass(slots=True)

@@ -1,12 +1,19 @@
 """Workers: who is there, what they hold, where they are reached.
 
-A closed control stream is a death, at once. A worker that leaves in order says so first, or is
-asked to (`drain`): what it gives back then is charged to nobody.
+A control stream that ends is a death. What the worker held is lost at once, or after the grace of
+those that may come back (`WorkerRecord.grace_s`): workers of other hosts, whose line may have
+broken, and chains that keep a journal, whose next life reads it.
 
-After a gateway's restart workers say `hello` with what they hold; so does a worker whose stream
-broke. What nobody claims within the grace is leased again. A `hello` under a name that is taken
-replaces that worker: what the newcomer holds stays, the rest is lost. A chain that keeps a journal
-is waited for: its next life claims what the journal holds, and gets what is still current.
+    stream ends -> handle_disconnect -> grace -> settle_orphans of `rollouts.py` -> LOST or RETURN
+                                          |
+                                        hello     in_flight: the same life still has these
+                                                  claims: a new life goes on with these (ADOPT)
+                                                  the rest: `_settle_unclaimed`
+
+`lifecycle.py` says what LOST and RETURN cost; `_end_of_last_life` chooses between them where a
+process has died. A worker that leaves in order says so first, or is told to (`drain`): what it
+gives back then is charged to nobody. After a gateway's restart every worker says `hello`, as if its
+stream had broken. A `hello` under a name that is taken replaces that worker.
 """
 
 from __future__ import annotations
@@ -37,7 +44,7 @@ from prorl.timing import (
     CLAIM_GRACE_S,
     GIVE_UP_S,
     LEAST_GRACE_S,
-    REMOTE_GRACE_S,
+    WORKER_GRACE_S,
     WORKER_SILENCE_S,
 )
 from prorl.types import AttemptKey, RolloutState, Stage
@@ -85,11 +92,11 @@ class Workers(CorePart):
         self._came_at = self._clock()
         earlier = self._state.workers.get(worker.name)
         self._state.workers[worker.name] = worker
-        refused = self._claim(worker, hello.in_flight)
+        refused = self._hold_in_flight(worker, hello.in_flight)
         adopted = self._adopt(worker, hello.claims)
         if earlier is not None:
             self._replace(earlier, worker)
-        self._not_claimed(worker)
+        self._settle_unclaimed(worker)
         worker.status.endpoints = self._state.endpoints_of(worker)
         welcome = Welcome(
             endpoints=worker.status.endpoints,
@@ -117,19 +124,20 @@ class Workers(CorePart):
             resumes=hello.resumes,
             images=digests(hello.images),
             home=hello.home,
-            died_at=hello.died_at,
+            fatal_attempt=hello.fatal_attempt,
             status=WorkerStatus(seen_at=self._clock(), leaving=hello.leaving),
         )
 
-    def _not_claimed(self, worker: WorkerRecord) -> None:
-        """A worker came back and did not claim these: nobody needs to wait for them much longer.
+    def _settle_unclaimed(self, worker: WorkerRecord) -> None:
+        """End the attempts that a worker had before its stream ended and does not name any more.
 
-        The same life may have handed them on meanwhile to a worker that comes back later: a moment
-        on this host, and from afar each stream waits for its own connection. A lease that it never
-        took was lost on the way to it, which is nobody's fault.
+        A new life has lost them: they end now. The same life may have handed them on to a worker
+        that comes back later, so they get `grace_s`: a moment on this host, longer from afar, where
+        each stream waits for its own connection. A lease that it never took was lost on the way to
+        it, which is nobody's fault.
         """
         away = self._away.pop(worker.name, None)
-        grace_s = REMOTE_GRACE_S if worker.remote else CLAIM_GRACE_S
+        grace_s = WORKER_GRACE_S if worker.remote else CLAIM_GRACE_S
         for record in away.in_flight if away else ():
             if record.holders or record.life.state not in IN_HAND:
                 continue
@@ -141,11 +149,14 @@ class Workers(CorePart):
                 end = EventKind.LOST if has_begun_here else EventKind.RETURN
                 self._rollouts.cap_wait(record, grace_s, end)
 
-    def _claim(
+    def _hold_in_flight(
         self, worker: WorkerRecord, attempts: Mapping[str, Iterable[AttemptKey]]
     ) -> list[AttemptKey]:
-        """`attempts`: by stage, in the order in which a rollout passes them. What another role of
-        the worker has as well is in the later one.
+        """Note that the worker has these attempts in hand, by stage. Returns those that it must
+        stop, since they are not current.
+
+        The same life has them: what an earlier one had is in its claims (`_adopt`). An attempt that
+        two roles name is in the later one.
         """
         refused: list[AttemptKey] = []
         in_order = [(role, key) for role in GRAPH.roles for key in attempts.get(role, ())]
@@ -160,8 +171,9 @@ class Workers(CorePart):
         return refused
 
     def _adopt(self, worker: WorkerRecord, claims: Iterable[Claim]) -> list[Claim]:
-        """Attempts of an earlier life of the worker that go on here, in a new life. Nobody else
-        can run them: an attempt is leased to one chain.
+        """Let attempts of an earlier life of the worker go on in this one, which has read them in
+        its journal. Returns them with the epoch that each is in from now on; the same attempt goes
+        on, so nothing is charged.
         """
         adopted: list[Claim] = []
         for claim in claims:
@@ -330,8 +342,8 @@ def _end_of_last_life(
     if earlier.home != worker.home or earlier.status.leaving:
         return EventKind.RETURN
     name = "/".join(map(str, record.key))
-    if worker.died_at:
-        return EventKind.LOST if worker.died_at == name else EventKind.RETURN
+    if worker.fatal_attempt:
+        return EventKind.LOST if worker.fatal_attempt == name else EventKind.RETURN
     if record.life.state is not RolloutState.LEASED:
         return EventKind.LOST
     return EventKind.RETURN

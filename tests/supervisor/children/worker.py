@@ -54,7 +54,7 @@ async def hang(where: Path) -> None:
     with (where / "hung").open("a") as file:
         file.write("x")
     with (where / "died at").open("a") as file:
-        file.write(os.environ.get(crashes.DIED_AT, "unknown") + "\n")
+        file.write(os.environ.get(crashes.FATAL_ATTEMPT, "unknown") + "\n")
     number = ((where / "hung").stat().st_size - 1) // 2
     loop = asyncio.get_running_loop()
     others = [
@@ -76,7 +76,7 @@ def not_first(where: Path) -> bool:
     with (where / "lives").open("a") as file:
         file.write("x")
     with (where / "died at").open("a") as file:
-        file.write(os.environ.get(crashes.DIED_AT, "unknown") + "\n")
+        file.write(os.environ.get(crashes.FATAL_ATTEMPT, "unknown") + "\n")
     return (where / "lives").stat().st_size == 2
 
 
