@@ -1,7 +1,8 @@
-"""Model servers as a RUN worker knows them: open, paused, gone, busy, and how their calls went.
+"""The model servers that a RUN worker calls: open, paused, dead or busy, and how their calls went.
 
-Invariants: opening one delays nobody who wants another; whoever waits for a server hears at once
-when something changes about it; the key is sent to those that the operator named and to no other.
+Invariants: opening one server delays no attempt of another; an attempt that waits for a server is
+woken at once when something changes about it; the key is sent to those that the operator named and
+to no other.
 Bounded: `LAST_CALLS` outcomes per server, `LAST_RUNS` runs.
 """
 
@@ -47,7 +48,7 @@ class Waiting(Protocol):
     """An attempt that waits for a server."""
 
     def look(self) -> None:
-        """Something has changed about the server."""
+        """Look at the server again: something about it has changed."""
 
 
 @runtime_checkable
@@ -55,7 +56,7 @@ class Labelled(Protocol):
     """A backend that remembers what its server said of its weights."""
 
     def weights_changed(self) -> None:
-        """Hear that the change of weights is over."""
+        """Forget the label: the server has other weights now."""
 
 
 class Flow:
@@ -135,7 +136,7 @@ class Backends:
         return opening.result() if opening.done() else await asyncio.shield(opening)
 
     async def _wait_for_keys(self) -> None:
-        """Nobody is asked before the gateway has said who may have the key."""
+        """Wait until the gateway has said which servers may have the key; no call begins before."""
         try:
             await asyncio.wait_for(self._updated.wait(), OPEN_S)
         except TimeoutError:
@@ -179,7 +180,7 @@ class Backends:
         self._tell(url)
 
     def clear_pauses(self) -> None:
-        """The gateway has come back: it tells again what is paused."""
+        """Forget which servers are paused: the gateway has come back, and says it anew."""
         for url in list(self._paused):
             self.set_paused(url, False)
 
@@ -203,7 +204,7 @@ class Backends:
 
     @contextmanager
     def watch(self, url: str, attempt: Waiting) -> Iterator[None]:
-        """The attempt waits for this backend, for the length of a call."""
+        """Wake the attempt at every change of this backend, for the length of a call."""
         waiting, flow = self._waiting.setdefault(url, set()), self._flow(url)
         waiting.add(attempt)
         flow.in_flight += 1
@@ -233,15 +234,17 @@ class Backends:
     # ---- calls that nobody answers
 
     def answered(self, url: str, began: float) -> None:
-        """A call that began then has got a token."""
+        """Note that a call has got a token; `began` is when it began."""
         self._answered[url] = max(began, self._answered.get(url, 0.0))
 
     def overtook(self, url: str, began: float) -> bool:
-        """Returns whether a call that began later has got a token."""
+        """Returns whether a call that began later than `began` has got a token already."""
         return self._answered.get(url, 0.0) > began
 
     def look_out(self, url: str, renderer: AnyRenderer) -> None:
-        """Ask for one token, unless somebody does: an answer overtakes whoever waits in vain."""
+        """Ask the server for one token, unless such a call is under way. Its answer overtakes calls
+        that wait in vain (`overtook`).
+        """
         if url not in self._lookouts:
             task = asyncio.ensure_future(self._look_out(url, renderer))
             self._lookouts[url] = task

@@ -1,7 +1,7 @@
 """`ChainedStage`: one stage of a chain: its operator, its host, its edges.
 
-The same over Flight and inside one loop. It has no word of its own to the gateway: events go out
-by the chain's control stream, and what the gateway says comes in by `hear`.
+It does not know whether its edges cross a socket or stay inside the loop. It has no control stream
+of its own: its events go out by the chain's, whose rows come in by `hear`.
 
 Who is upstream follows from the configuration (`prorl.config.layout`): INIT's is the gateway, the
 others' are the stages before them on the same host, in the same process where they are one chain.
@@ -72,8 +72,9 @@ class ChainedStage:
         upstreams: Iterable[str],
         may_begin: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`name`: of its journal and its port for guests; `location`: where its process serves;
-        `upstreams`: what it dials. `may_begin`: whether a stage that takes leases may take more.
+        """`name` is that of its journal and of its port for guests, `location` is where its process
+        serves, `upstreams` are the locations that it dials. `may_begin` tells whether a stage that
+        takes leases may take more.
         """
         pool = config.pool(stage)
         self._network, self._stage, self._location = network, stage, location
@@ -191,7 +192,9 @@ class ChainedStage:
     # ---- what the gateway says
 
     def hear(self, row: ControlRow) -> None:
-        """The operator hears first: it must know what is paused before a row ends or begins."""
+        """Handle a row of the gateway's control stream. The operator comes first: it must know what
+        is paused before a row ends or begins.
+        """
         handler = self._operator.handlers.get(row.kind)
         if handler is not None:
             handler(row)
@@ -199,8 +202,8 @@ class ChainedStage:
             self.stage.cancel(row.key)
 
     def resume(self, welcome: Welcome) -> list[ReceivedRow]:
-        """The gateway knows us: stop what it refuses, go on with what it grants of an earlier life,
-        which is returned, and take rows.
+        """Begin a session with the gateway: stop the attempts that it refuses, go on with those of
+        an earlier life that it adopts here, and take rows. Returns the adopted rows.
         """
         for key in welcome.refused:
             self.stage.cancel(key)

@@ -10,9 +10,9 @@ or is not ready within `limits.eval_s`, is asked again here with the same artifa
 cannot score is `grader_error`, never 0: such a row is stored with its sequences and without a
 reward, and nothing is sampled anew (`UNSCORED`).
 
-Trouble with the sandbox is tried again, too, `TRIES` times at most within one asking; what remains
-is `eval_failed`, which another attempt may mend on another node. At the end everything that the
-attempt still has at sandboxd is stopped.
+Trouble with the sandbox is tried again, too, at most `TRIES` times each time the grader is asked;
+what remains is `eval_failed`, which another attempt may mend on another node. At the end everything
+that the attempt still has at sandboxd is stopped.
 """
 
 from __future__ import annotations
@@ -97,15 +97,15 @@ log = logging.getLogger("prorl.stages")
 
 
 class _Trial:
-    """One task's; the lock is held by the rollout that tries it, the others wait."""
+    """The trial of one task. The rollout that tries the task has the lock; its siblings wait."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.is_done = False
         self.problem: RolloutError | None = None
 
-    def tell(self, limit_s: float) -> None:
-        """Raises RolloutError unless the task holds."""
+    def check(self, limit_s: float) -> None:
+        """Raise RolloutError unless the trial has shown that the task is sound."""
         if not self.is_done:
             raise RolloutError(
                 FailureCode.EVAL_FAILED, f"the task could not be tried within {limit_s:g} s"
@@ -116,10 +116,11 @@ class _Trial:
 
 
 class Verified:
-    """Tries a task once a node before anything is scored with it, where its env can do that.
+    """Tries each task once on this node before a rollout of it is scored, if its env can do that
+    (`SupportsTaskVerification`).
 
-    What is wrong with a task is told to every rollout of it, as `bad_task`; what is wrong with the
-    machine is not remembered. Bounded by MAX_TASKS.
+    A fault of the task ends every rollout of it as `bad_task`; a fault of the machine is not
+    remembered. Bounded by MAX_TASKS.
     """
 
     def __init__(self, host: SandboxHost, clock: Clock) -> None:
@@ -127,7 +128,7 @@ class Verified:
         self._trials: dict[bytes, _Trial] = {}
 
     async def check(self, env: Env, task: Task, owner: str, limit_s: float) -> None:
-        """Return when the task holds. Raises RolloutError.
+        """Return when the task is sound. Raises RolloutError.
 
         The sandbox belongs to `owner`, which ends it if this is cancelled; `limit_s` is for one
         trial.
@@ -142,7 +143,7 @@ class Verified:
                 if trial.is_done:
                     break
                 await self._try_within(limit_s, trial, env, task, owner)
-        trial.tell(limit_s)
+        trial.check(limit_s)
 
     def _trial(self, task: Task) -> _Trial:
         key = blake2b(task_to_json(task).encode(), digest_size=16).digest()
@@ -155,7 +156,7 @@ class Verified:
     async def _try_within(
         self, limit_s: float, trial: _Trial, env: Env, task: Task, owner: str
     ) -> None:
-        """One try; what the machine did to it is logged and no more."""
+        """Try the task once; a fault of the machine is logged, and the caller tries again."""
         try:
             async with asyncio.timeout(limit_s + GRACE_S):
                 await self._try(trial, env, task, owner, limit_s)

@@ -174,7 +174,7 @@ class Routed:
         return completion
 
     def _note(self, request: GenerateRequest, completion: Completion) -> None:
-        """Records the call for those who watch how servers do."""
+        """Add the call to the counts of its server, with the prompt tokens that it had before."""
         if not is_server(self.name):
             return
         prompt_L, cached = request.prompt_ids_L, completion.cached_tokens
@@ -233,7 +233,9 @@ class Routed:
     async def _until_done(
         self, work: asyncio.Task[Completion], url: str, request: GenerateRequest
     ) -> None:
-        """Look again at each news of the server, and whenever its silence means something else."""
+        """Wait until the call is done. Each change of the server, and each limit of its silence, is
+        a reason to look again.
+        """
         while not work.done():
             self._news.clear()
             waits: set[asyncio.Task[Any]] = {work}
@@ -253,11 +255,11 @@ class Routed:
                 news.cancel()
 
     def _wait_for_another(self, silence: BackendError, url: str, request: GenerateRequest) -> None:
-        """Ask the gateway for another server, once, and keep the call open until it has one.
+        """Ask the gateway once for another server, and keep the call open until the reply is there.
 
-        Where it names the same server again that one is back, and the call may still be answered:
-        it begins to wait anew. Raises BackendError: the call is given up, since another server goes
-        on, a later call overtook it, or nobody can be asked.
+        A reply that names the same server means that it is back: the call may still be answered,
+        and waits anew. Raises BackendError where the call is given up: another server goes on, a
+        later call overtook it, or there is no gateway to ask.
         """
         if self._request is None:
             lost = self._report(silence, request)
@@ -278,7 +280,7 @@ class Routed:
         return self._backends.overtook(self.name, self._began_at)
 
     async def _ask_within(self, lost: Failover) -> Assigned:
-        """The server that goes on. Raises BackendError when there is none within `wait_s`."""
+        """Returns the server that goes on. Raises BackendError when there is none in `wait_s`."""
         assert self._ask is not None
         try:
             async with asyncio.timeout(self._wait_s):
@@ -291,7 +293,7 @@ class Routed:
             ) from None
 
     async def _await_local(self, url: str, request: GenerateRequest) -> Completion:
-        """Wait for a backend that is no server; `look` hears of its pauses."""
+        """Sample from a backend that is no server; its pauses stop the deadline (`look`)."""
         self._pause_deadline("paused", self._backends.is_paused(url))
         try:
             with self._backends.watch(url, self):
@@ -303,7 +305,9 @@ class Routed:
         return await (await self._backends.get(url, self._renderer)).generate(request)
 
     def _patience_s(self, url: str) -> float:
-        """Seconds until this must be looked at again. Raises BackendError: waiting is in vain."""
+        """Returns the seconds until the silence must be judged again. Raises BackendError where it
+        has lasted too long.
+        """
         paused = self._backends.is_paused(url)
         self._pause_deadline("paused", paused)
         silent_s, dead_at = self._clock() - self._received_at, self._backends.dead_since(url)

@@ -1,4 +1,6 @@
-"""The parts that the operators of INIT, RUN and EVAL share: envs, the node's sandboxes, an end."""
+"""The parts that the operators of INIT, RUN and EVAL share: a task's env, its sandboxes, and what
+becomes of a row when its task is cancelled.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +139,7 @@ class StageOperator:
 
     @classmethod
     def of_worker(cls, parts: WorkerParts) -> StageOperator:
-        """The operator of a worker; one that needs more of it says so here."""
+        """Make the operator of a worker. An operator that needs more parts overrides this."""
         return cls(parts.host, parts.get_env, is_cancelled=parts.is_cancelled)
 
     def __init__(
@@ -184,21 +186,21 @@ class StageOperator:
         return await open_env(self._get_env, task, within_s)
 
     async def open(self) -> None:
-        """Before its first row."""
+        """Prepare before the first row, and find what the last life of the worker left."""
 
     def received(self, row: Row) -> None:
-        """A row has come; neither its sender nor the gateway has heard yet that it has."""
+        """Note a row that has come, before its sender or the gateway learns that it has."""
 
     def claims(self) -> Iterable[Claim]:
-        """Attempts of the worker's last life, with which it can go on."""
+        """Returns the attempts of the worker's last life with which this one can go on."""
         return ()
 
     def adopted(self, claims: Iterable[Claim]) -> Iterable[ReceivedRow]:
-        """The gateway has decided which of them it has now: their rows."""
+        """Returns the rows of those claims that the gateway has left to this worker."""
         return ()
 
     def forget(self, keys: Iterable[AttemptKey]) -> None:
         """Forgets attempts that are no longer in the stage's hands."""
 
     async def close(self) -> None:
-        """Give back what outlives rows; idempotent."""
+        """Free what the operator keeps beyond its rows; idempotent."""

@@ -150,11 +150,13 @@ class RunOperator(StageOperator):
 
     @property
     def waits_for(self) -> Mapping[str, Mapping[str, int]]:
-        """Rows that wait for a guest from elsewhere: how many by its name, by run."""
+        """Returns how many rows wait for a guest from elsewhere, by run and the guest's name."""
         return self._guest_broker.waits_for
 
     async def __call__(self, row: Row) -> Added:
-        """Raises RolloutError when it cannot begin; what happens later is in the row."""
+        """Play one attempt, from where an earlier life left it. Raises RolloutError when it cannot
+        begin; what happens later is in the row.
+        """
         began = self._clock()
         ready = read_ready(row)
         lease = ready.lease
@@ -220,7 +222,9 @@ class RunOperator(StageOperator):
     # ---- the journal
 
     async def open(self) -> None:
-        """Let guests in; read what the last life left, but where its sandbox is gone."""
+        """Let guests in, and read the journals of the last life. An attempt whose sandbox is gone
+        is not claimed.
+        """
         if self._guest_broker.at is not None:
             from prorl.agents.guest_broker_server import serving  # it brings aiohttp
 
@@ -254,7 +258,7 @@ class RunOperator(StageOperator):
         return [Claim(*attempt.key, attempt.epoch) for attempt in self._recovered.values()]
 
     def adopted(self, claims: Iterable[Claim]) -> Iterable[ReceivedRow]:
-        """Rows to go on with; of the others the journals go."""
+        """Returns the rows to go on with, and removes the journals of those that are not ours."""
         epochs = {claim.key: claim.epoch for claim in claims}
         recovered, self._recovered = self._recovered, {}
         rows = []
@@ -281,7 +285,7 @@ class RunOperator(StageOperator):
     # ---- one attempt
 
     async def _drive(self, agent: str, context: AttemptContext) -> Trajectory:
-        """The agent's trajectory; an agent that outlives its deadline is cut."""
+        """Run the agent, and cancel it if it outlives its deadline. Returns its trajectory."""
         work = asyncio.ensure_future(get_agent(agent).run(context))
         try:
             while not work.done():
@@ -337,7 +341,9 @@ class RunOperator(StageOperator):
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
-        """Versions, pauses, backends that are gone; after a loss the gateway tells them again."""
+        """Returns the handlers of versions, pauses and dead backends. After a lost connection the
+        gateway says all of them again.
+        """
         return {
             Kind.WELCOME: lambda row: self.backends.clear_pauses(),
             Kind.VERSION: self._version,

@@ -385,7 +385,7 @@ class _VirtualService:
         while moved:
             self.core.pump(self.setup.slots - len(self.running))
             self.core.grants.prune()
-            self.core.rollouts.look(self.run)
+            self.core.rollouts.cancel_stragglers(self.run)
             moved = self._write()
             moved = self._hand_out() or moved
 
@@ -395,7 +395,7 @@ class _VirtualService:
             return False
         batch = self.core.journal.take()
         self.log.write_now(batch.writes)
-        self.core.durable(batch)
+        self.core.note_durable(batch)
         for record, attempt in batch.granted:
             if record.life.state is RolloutState.LEASED and record.life.attempt == attempt:
                 self._start(record)

@@ -82,7 +82,7 @@ class Outlet:
         self._on_sent = on_sent
         self._rows: dict[AttemptKey, SizedRow] = {}
         self._buffered_bytes = 0
-        self._cut_at: float | None = None
+        self._stalled_since: float | None = None
         self._putting: deque[asyncio.Future[None]] = deque()
         self._channels: dict[int, Channel] = {}
         self._names = count()
@@ -109,7 +109,7 @@ class Outlet:
         """The seconds for which rows have been here since a consumer left, or while none came; 0
         from the next ack on.
         """
-        return 0.0 if self._cut_at is None else now() - self._cut_at
+        return 0.0 if self._stalled_since is None else now() - self._stalled_since
 
     def __contains__(self, key: AttemptKey) -> bool:
         return key in self._ledger
@@ -165,7 +165,7 @@ class Outlet:
             lost = self._ledger.leave(name)
             for key in lost:
                 self._release(key)
-            self._cut()
+            self._note_stall()
             if lost:
                 self._on_lost(lost)
             self._paced.ask()
@@ -181,7 +181,7 @@ class Outlet:
                 acked.append(back.key)
         removed = self._forget(acked)
         if removed:
-            self._cut_at = None
+            self._stalled_since = None
             self._on_acked(removed)
         if granted:
             self._paced.ask()
@@ -195,13 +195,13 @@ class Outlet:
         self._buffered_bytes += num_bytes
         self._ledger.put(key, num_bytes, needs)
         if not self._channels:
-            self._cut()
+            self._note_stall()
         self._paced.ask()
 
-    def _cut(self) -> None:
+    def _note_stall(self) -> None:
         """Notes since when rows have had no consumer."""
-        if self._rows and self._cut_at is None:
-            self._cut_at = now()
+        if self._rows and self._stalled_since is None:
+            self._stalled_since = now()
 
     def _pump(self) -> None:
         """Send what credit allows; what goes to one consumer goes together."""
@@ -228,7 +228,7 @@ class Outlet:
         _, num_bytes = self._rows.pop(key, (None, 0))
         self._buffered_bytes -= num_bytes
         if not self._rows:
-            self._cut_at = None
+            self._stalled_since = None
         room = self._limit_bytes - self._buffered_bytes
         while self._putting and room > 0:
             waiting = self._putting.popleft()

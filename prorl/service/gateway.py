@@ -244,7 +244,7 @@ class Gateway:
         return True
 
     async def _dispatch(self, batch: LogBatch) -> None:
-        self.core.durable(batch)
+        self.core.note_durable(batch)
         stores = self.core.state.of_role("store")
         for worker, rows in batch.outbox.items():
             if not worker.is_store:

@@ -41,7 +41,7 @@ class SteppedCore:
         """A transaction, and what waited for it."""
         batch = self.core.journal.take()
         self.log.write_now(batch.writes)
-        self.core.durable(batch)
+        self.core.note_durable(batch)
         init = self.core.state.workers.get("init")
         if init is not None:
             for record, _ in batch.granted:

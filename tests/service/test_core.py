@@ -348,7 +348,7 @@ class Machine(RuleBasedStateMachine):
         if batch.writes:
             self.log.write_now(batch.writes)
         self.outbox_upto = self.run.outbox.end
-        self.core.durable(batch)
+        self.core.note_durable(batch)
         self.waiting += batch.granted
         self.check_log()
 

@@ -70,7 +70,7 @@ def test_a_group_that_changed_while_its_transaction_was_written_is_not_forgotten
     in_flight = core.journal.take()
     assert core.groups.handout(run, [KeptGroup(0, 0)]).delivered == ((0, 0),)
     core.log.write_now(in_flight.writes)
-    core.durable(in_flight)
+    core.note_durable(in_flight)
     assert core.groups.handout(run, [KeptGroup(0, 0)]).delivered == ((0, 0),), (
         "the log still says that nobody has it"
     )

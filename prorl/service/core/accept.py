@@ -1,4 +1,4 @@
-"""Taking in runs and groups: checks, identity, ids. What is accepted here is owed an end.
+"""Accepts runs and groups: checks, identity, ids. What is accepted here reaches an end.
 
 Identity. A group's key is the client's, else a hash of (run, group id): only a client's own key
 makes a repeated submission the same one. The digest covers task, n, env and sampling: same key and

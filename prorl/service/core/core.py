@@ -120,7 +120,9 @@ class Core:
         return run
 
     def find_run(self, run_id: str) -> RunRecord | None:
-        """Raises ConflictError for one that this prorl cannot read."""
+        """Returns a run from memory or from the log. Raises ConflictError for one that this prorl
+        cannot read.
+        """
         run = find_run(self.log, self.state, run_id)
         if (reason := self.state.refused.get(run_id)) is not None:
             raise ConflictError(f"run {run_id!r} is not served: {reason}")
@@ -134,7 +136,7 @@ class Core:
         return self._keep_open(group)
 
     def _keep_open(self, group: GroupRecord) -> GroupRecord:
-        """Take the group into memory until it is at rest, if it may still change."""
+        """Keep the group in memory until nothing of it can change, where something still can."""
         if group.is_open and group.group_id not in group.run.groups:
             group.run.add(group)
             self.journal.evict_when_idle(group)
@@ -198,8 +200,8 @@ class Core:
     # ---- what workers say
 
     def control(self, worker: WorkerRecord, row: ControlRow) -> None:
-        """One row of a worker's control stream, after its hello. Raises UserError for a row that
-        makes no sense.
+        """Handle a row of a worker's control stream, after its hello. Raises UserError for a row
+        that no worker sends.
         """
         self.workers.hear(worker)
         match row.kind:
@@ -301,8 +303,8 @@ class Core:
         self.grants.pump(room, room_for)
 
     def sweep(self) -> None:
-        """Do what only time decides. Claims that did not come, budgets for waiting that are used
-        up, runs that have ended.
+        """Do what only time decides: end attempts that no worker claimed, rollouts that waited too
+        long, stragglers, and runs that have nothing left to do.
         """
         self._give_up_leases()
         self.rollouts.settle_orphans()
@@ -311,16 +313,18 @@ class Core:
         now = self._clock()
         num_in_hand = sum(run.in_hand for run in self.state.open.values())
         for run in list(self.state.open.values()):
-            self.rollouts.look(run)
+            self.rollouts.cancel_stragglers(run)
             self.grants.expire(run, now, num_in_hand)
             self.commits.finish(run)
 
     # ---- after a transaction
 
-    def durable(self, batch: LogBatch) -> None:
-        """Forget groups and runs that need not stay in memory."""
-        self.datasets.durable(batch)
-        self.groups.durable(batch)
+    def note_durable(self, batch: LogBatch) -> None:
+        """Note that a transaction is on disk, and forget the groups and runs that need not stay in
+        memory any more.
+        """
+        self.datasets.note_durable(batch)
+        self.groups.note_durable(batch)
         for group in batch.settled:
             if not group.is_evictable or group.run.is_next(group):
                 continue

@@ -79,8 +79,8 @@ class Datasets(CorePart):
         self._journal.mark_run(run)
         self._journal.urgent = True
 
-    def durable(self, batch: LogBatch) -> None:
-        """New tasks are on disk."""
+    def note_durable(self, batch: LogBatch) -> None:
+        """Note that new tasks of datasets are on disk."""
         for run_id, _, key, *_ in dict(batch.writes).get(sql.INSERT_TASK, ()):
             self._state.runs[run_id].dataset.new_tasks.pop(key)
 

@@ -87,7 +87,7 @@ class Groups(CorePart):
         is_full = len(reasons) >= MOST_REASONS and reason not in reasons
         run.decisions.drop_reasons["other" if is_full else reason[:REASON_CHARS]] += 1
 
-    def durable(self, batch: LogBatch) -> None:
+    def note_durable(self, batch: LogBatch) -> None:
         """Notes that the filter's verdicts on tasks are on disk."""
         for _, _, run_id, _ in dict(batch.writes).get(sql.CURATE_TASK, ()):
             self._state.runs[run_id].decisions.curating -= 1

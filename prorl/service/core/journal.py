@@ -1,4 +1,6 @@
-"""The journal: what has changed in memory and is not on disk yet, and what may be said once it is.
+"""The gateway's journal: what has changed in memory and is not on disk yet, and what may be said
+once it is. (The journal of turns, by which RUN goes on after a death, is `prorl/journal/`.)
+
 Everything that happens between two transactions lands here; `take` turns it into one transaction
 and the effects that wait for it. A rollout that changed five times costs one UPDATE.
 """
@@ -65,7 +67,7 @@ class Journal:
         self._runs[record] = None
 
     def send(self, worker: WorkerRecord, row: ControlRow) -> None:
-        """Say this to a worker once everything so far is durable."""
+        """Send a row to a worker once everything that happened before is durable."""
         self._batch.outbox.setdefault(worker, []).append(row)
 
     def append_outbox(self, run: RunRecord, kind: str, ref: int, payload: Payload | None) -> None:
@@ -77,13 +79,13 @@ class Journal:
         self.mark_run(run)
 
     def note_stored(self, run: RunRecord, seq: int) -> None:
-        """The store has written what the outbox had for it up to `seq`: these rows go."""
+        """Remove the rows of the outbox up to `seq`: the store has written what they ask for."""
         if seq > run.outbox.stored:
             run.outbox.stored = seq
             self.insert(sql.STORED, (run.run_id, seq))
 
     def tell_run(self, run: RunRecord) -> None:
-        """A run was made, or has ended: the store hears of it once that is durable."""
+        """Tell the store of a run that was made, or has ended, once that is durable."""
         self._batch.runs[run] = None
 
     def grant(self, record: RolloutRecord) -> None:

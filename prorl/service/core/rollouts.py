@@ -1,12 +1,13 @@
 """The only code that changes a rollout's state: events in, the lifecycle's actions out.
 
-Also who holds what. A chain of stages holds an attempt from its lease on; a stage in a process of
-its own joins when it starts, the store when it reserves. An attempt that nobody holds is lost.
+It also keeps which workers hold an attempt. A chain of stages holds it from its lease on; a stage
+in a process of its own becomes a holder when it starts, the store when it reserves. An attempt
+without a holder ends, at once or after a grace (`_orphans`), in one of two ways:
 
-What a worker that leaves in order gives up, or had in hand when it was ended while it left, is
-returned instead of lost: charged to nobody. So is what the end of a stream from another host took
-along, unless the worker's next life on the same node says that it has died: it may be the line, or
-the host.
+    LOST     its worker died on this host: the rollout is charged (`worker_losses`)
+    RETURN   nobody is charged: its worker left in order, or was ended while it left; or the stream
+             of another host ended, which may be the line or the host, unless the worker's next life
+             on that node says that the process has died
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class Rollouts(CorePart):
             run.progress.states[state] += change
 
     def _tell_attempt(self, record: RolloutRecord, event: Event, message: str) -> None:
-        """The current attempt ends without a row of its own in `rollouts`."""
+        """Write a row of `attempts`: the current attempt ends without a row in `rollouts`."""
         code = _CODES.get(event.kind) or event.code or record.life.cancel_code
         record.run.progress.failed_attempts[code, record.node] += 1
         row = AttemptRow(
@@ -208,7 +209,9 @@ class Rollouts(CorePart):
                 pass
 
     def _check(self, group: GroupRecord) -> None:
-        """A member has ended: the group is complete, or the others cannot change its verdict."""
+        """Tell the store that the group is complete, now that a member has ended; or end the other
+        members where they cannot change what becomes of the group.
+        """
         if group.members.pending == 0:
             self.start_group(group)
             row = GroupComplete(
@@ -229,10 +232,10 @@ class Rollouts(CorePart):
         self.cancel_group(group, code)
         self._journal.urgent = True
 
-    def look(self, run: RunRecord) -> None:
-        """Count the groups that are late, and end what is left of those that have enough.
-
-        One whose members differ already waits for a straggler; it is counted on.
+    def cancel_stragglers(self, run: RunRecord) -> None:
+        """End the last rollouts of groups that have enough valid ones (`early_stop_valid`) and have
+        waited `straggler_grace_s` for the rest. Also counts the groups that are late, without those
+        whose members differ already: they will be kept.
         """
         now, enough = self._clock(), run.config.early_stop_valid
         began, before = now - LATE * run.pace.group_s, now - run.config.straggler_grace_s
@@ -290,7 +293,7 @@ class Rollouts(CorePart):
             self.end_more(run, PIECE)
 
     def end_more(self, run: RunRecord, room: int) -> int:
-        """End up to `room` rollouts, and the rest of their group; the room that is left."""
+        """End up to `room` rollouts, and the rest of their group. Returns the remaining room."""
         while run.queues.ending and room > 0:
             group, code = run.queues.next_ending()
             room -= self.cancel_group(group, code)
@@ -305,7 +308,7 @@ class Rollouts(CorePart):
     # ---- holders
 
     def hold(self, record: RolloutRecord, worker: WorkerRecord, stage: str) -> None:
-        """`stage`: that it is in at the worker."""
+        """Make the worker a holder of the current attempt, which is in this stage there."""
         record.holders.add(worker)
         worker.in_flight.add(record)
         if not worker.is_store:
@@ -321,8 +324,8 @@ class Rollouts(CorePart):
         end: EventKind = EventKind.LOST,
         grace_s: float = 0.0,
     ) -> None:
-        """The worker has it no longer. When nobody has, the attempt ends so: LOST is charged,
-        RETURN is not; at once, or unless one claims it within `grace_s`.
+        """Note that the worker is no holder any more. The last holder's leave ends the attempt by
+        `end` (LOST or RETURN): at once, or unless a worker claims it within `grace_s`.
         """
         record.holders.discard(worker)
         worker.in_flight.discard(record)
@@ -341,8 +344,8 @@ class Rollouts(CorePart):
             self.lost(record, end)
 
     def await_claim(self, record: RolloutRecord, grace_s: float, end: EventKind) -> None:
-        """Wait at least `grace_s` for a claim of an attempt whose holders are not known; unless one
-        claims it, it is lost, or returned.
+        """Wait at least `grace_s` until a worker claims an attempt whose holders are not known;
+        without a claim it ends by `end`.
         """
         self._wait_until(record, self._latest(record, grace_s), end)
 
@@ -370,26 +373,28 @@ class Rollouts(CorePart):
         return orphan if orphan.attempt == record.life.attempt else _NO_ORPHAN
 
     def lost(self, record: RolloutRecord, end: EventKind = EventKind.LOST) -> None:
-        """Nobody has the current attempt. One that was waited for as returned is not charged."""
+        """End the current attempt, which has no holder, by `end`; by RETURN where it was waited for
+        as returned.
+        """
         returned = self._orphan(record).end is EventKind.RETURN
         self.end_unheld(record, EventKind.RETURN if returned else end)
 
     def end_unheld(self, record: RolloutRecord, end: EventKind) -> None:
-        """End the current attempt, if nobody has it, by a cause that is certain by now."""
+        """End the current attempt by `end`, whatever was waited for, if it has no holder."""
         self._unreserve(record)
         if not record.holders:
             self.apply(record, Event(kind=end, attempt=record.life.attempt), _WHY[end])
 
     def _unreserve(self, record: RolloutRecord) -> None:
-        """A reservation ends with the store that made it."""
+        """End the reservation of an attempt that no store holds any more."""
         if record.life.state is RolloutState.RESERVED and not any(
             worker.is_store for worker in record.holders
         ):
             self.apply(record, Event(kind=EventKind.UNRESERVE, attempt=record.life.attempt))
 
     def settle_returned(self) -> None:
-        """Queue at once what was given back. The gateway stops, and its next life knows no more of
-        it than the log does.
+        """Queue at once what was given back, since the gateway stops: its next life would wait for
+        claims, as the log does not say that an attempt was given back.
         """
         for record, orphan in list(self._orphans.items()):
             current = orphan.attempt == record.life.attempt and record.life.state in IN_HAND
@@ -417,24 +422,24 @@ class Rollouts(CorePart):
     # ---- where it goes
 
     def assign(self, record: RolloutRecord, backend: str) -> None:
-        """The rollout samples from this backend from now on."""
+        """Note that the rollout samples from this backend from now on."""
         if backend != record.backend:
             record.backend = backend
             self._journal.mark_rollout(record)
 
     def note_unplaced(self, record: RolloutRecord) -> None:
-        """No node that is there has what the queued rollout needs."""
+        """Note that no node that is there has what the queued rollout needs."""
         if record.unplaced_at is None:
             record.unplaced_at = self._clock()
 
     def note_placeable(self, record: RolloutRecord) -> None:
-        """Some node has what the queued rollout needs."""
+        """Note that a node has what the queued rollout needs."""
         record.unplaced_at = None
 
     # ---- what workers say
 
     def progressed(self, record: RolloutRecord, attempt: int, num_sampled: int) -> bool:
-        """A turn has ended. False for an attempt that is not current."""
+        """Count a turn that has ended. Returns False for an attempt that is not current."""
         record.run.progress.turns += 1
         if record.life.attempt != attempt or record.life.state.terminal:
             return False
@@ -471,7 +476,7 @@ class Rollouts(CorePart):
         )
 
     def released(self, worker: WorkerRecord, record: RolloutRecord, attempt: int) -> None:
-        """The worker has nothing of it any more."""
+        """Note that the worker has stopped its part of the attempt, and is no holder any more."""
         if record.life.attempt == attempt and worker in record.holders:
             self.leave(record, worker)
 
@@ -490,8 +495,10 @@ def _began(record: RolloutRecord) -> bool:
 
 
 def _rest_s(record: RolloutRecord) -> float:
-    """Returns the seconds that what broke rests. It needs time, and those that it broke together
-    must not come back together: each has a jitter of its own, the same whenever it is asked for.
+    """Returns the seconds until a rollout that infrastructure failed may be leased again.
+
+    What broke needs time, and rollouts that failed together must not come back together: each has a
+    jitter of its own, which follows from its key, so that the same events lead to the same times.
     """
     jitter = crc32(repr(record.key).encode()) / (1 << 32)
     longest = min(LAST_REST_S, FIRST_REST_S * 2.0 ** (record.life.infra_failures - 1))
@@ -523,7 +530,7 @@ def _terminal(record: RolloutRecord, wall: float) -> Terminal:
 
 
 def member(record: RolloutRecord) -> GroupMember:
-    """State of a group's member as the store decides by."""
+    """Returns the state of a rollout as a member of its group, by which the store decides."""
     life = record.life
     return GroupMember(
         rollout_id=record.rollout_id,

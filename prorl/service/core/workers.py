@@ -78,8 +78,9 @@ class Workers(CorePart):
         return self._came_at is not None and self._clock() - self._came_at >= quiet_s
 
     def hello(self, session: int, row: ControlRow) -> WorkerRecord:
-        """A worker has come, or come back. Raises UserError for one that we cannot speak with,
-        FencedError for an earlier life of a name that has a later one.
+        """Begin the session of a worker that has come, or come back, and answer its hello. Raises
+        UserError for roles that are none, FencedError for an earlier life of a name that has a
+        later one.
         """
         hello = row.read_hello("a worker's hello")
         if not hello.roles or not hello.roles.keys() <= set(GRAPH.roles) or not hello.worker:
@@ -185,7 +186,9 @@ class Workers(CorePart):
         return adopted
 
     def _check_life(self, worker: WorkerRecord) -> None:
-        """A frozen process may wake up and dial again after a later life of its name has come."""
+        """Raise FencedError for an earlier life of a name: a frozen process may wake up and dial
+        again after a later life of its name has come.
+        """
         if worker.incarnation in self._lives:
             lives = (life for life, name in reversed(self._lives.items()) if name == worker.name)
             if next(lives, "") != worker.incarnation:
@@ -213,8 +216,8 @@ class Workers(CorePart):
             self._rollouts.leave(record, earlier, end, CLAIM_GRACE_S if same_life else 0.0)
 
     def handle_disconnect(self, worker: WorkerRecord) -> None:
-        """Its control stream has ended: everything that only it held is lost. At once or, where
-        only the network may have failed, unless it comes back within its grace.
+        """End what only this worker held, since its control stream has ended: at once, or after
+        its grace (`WorkerRecord.grace_s`) unless it comes back within that.
         """
         if not self.current(worker):
             return
@@ -229,7 +232,9 @@ class Workers(CorePart):
         self._tell_endpoints()
 
     def _grace_s(self, worker: WorkerRecord) -> float:
-        """A host that is cut off says nothing, and its streams end long after."""
+        """Returns the worker's grace, less the time for which it has been silent already: the
+        streams of a host that is cut off end long after its last word.
+        """
         if not worker.remote:
             return worker.grace_s
         unheard_s = self._clock() - worker.status.seen_at
@@ -260,8 +265,8 @@ class Workers(CorePart):
         worker.status.leaving = True
 
     def drain(self, node: str, deadline_s: float | None) -> list[WorkerRecord]:
-        """Ask every worker of a node to leave, again if need be; who they are. Raises NotFoundError
-        for a node of which no worker is there.
+        """Ask every worker of a node to leave, again if need be. Returns these workers. Raises
+        NotFoundError for a node of which no worker is there.
         """
         workers = [w for w in self._state.workers.values() if w.node == node and not w.is_store]
         if not workers:
@@ -275,7 +280,7 @@ class Workers(CorePart):
         return workers
 
     def silent(self) -> list[WorkerRecord]:
-        """Workers of which nothing was heard for too long, while we listened."""
+        """Returns the workers that have been silent for too long while this process listened."""
         now = self._clock()
         return [
             w for w in self._state.workers.values() if now - w.status.seen_at > WORKER_SILENCE_S
@@ -290,14 +295,14 @@ class Workers(CorePart):
             )
 
     def cut_off(self) -> Iterable[tuple[str, str]]:
-        """Nodes with a line in trouble of which no INIT is here to show it, and what it is."""
+        """Returns the nodes without an INIT worker whose line is in trouble, and the trouble."""
         here = {init.node for init in self._state.of_role("init")}
         return [(n, why) for n, why in self._rollouts.lines.troubles() if n not in here]
 
     def _give_up_stalled(self, now: float) -> None:
-        """Give to others what a node has finished and cannot deliver, though its EVAL and the store
-        have both been here. EVAL keeps its rows and tries on, which shows when the line works
-        again; late ones are refused.
+        """Give back the attempts that a node has finished and cannot deliver, though its EVAL and
+        the store have both been connected. EVAL keeps its rows and goes on trying, which shows when
+        the line works again; rows that come late are refused.
         """
         stores = [now - store.came_at for store in self._state.of_role("store")]
         last = GRAPH.names[-1]
