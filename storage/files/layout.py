@@ -238,8 +238,8 @@ class RunDir:
         return [CommitName(first, last, again) for last, first, again in order]
 
     def commits(self) -> list[Commit]:
-        """Returns what a reader opens: the longest range of compacted commits, then each one after
-        it. Raises SchemaError for one that this code cannot read.
+        """Returns the commits that a reader opens: the longest compacted range as one, then each
+        commit after it. Raises SchemaError for one that this code cannot read.
         """
         for _ in range(_LIST_AGAIN):
             try:

@@ -1,4 +1,4 @@
-"""Compaction: many small parts become few large ones, at any time, under everybody's eyes.
+"""Compaction: many small parts become few large ones, while the run is written and read.
 
     small parts -> packs, sorted for their readers -> one commit that stands for commits 1 to N
                 -> (after a while) the parts and commits that it replaced are removed
@@ -84,7 +84,7 @@ def compact(
 
 
 def _dense(commits: Sequence[Commit]) -> list[Commit]:
-    """Up to the first gap: what follows one is not settled."""
+    """Returns the commits up to the first gap: what follows one is not settled."""
     dense: list[Commit] = []
     for commit in commits:
         if not commit.first_seq and commit.commit_seq != (dense[-1].commit_seq if dense else 0) + 1:
@@ -203,7 +203,7 @@ def _is_pack(path: str) -> bool:
 
 @contextmanager
 def alone(run: RunDir) -> Iterator[None]:
-    """No other compaction of this run on this host; elsewhere see `SPENT_S`."""
+    """Keep other compactions of this run away on this host; for other hosts see `SPENT_S`."""
     try:
         with run.locked(COMMITS, wait=False):
             yield

@@ -1,4 +1,4 @@
-"""Checks a run directory against its own words: hashes, row counts, invariants, order.
+"""Checks a run directory against what its commits say: hashes, row counts, invariants, order.
 
 A finding is one line about one file or row. No finding means: commits are dense; every named file
 is there with the size, hash and rows that its commit says; nothing that no commit names lies

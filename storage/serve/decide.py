@@ -1,5 +1,4 @@
-"""Decides which groups of a run are kept: the filter decides, and its decision is proposed to the
-log.
+"""Decides which groups of a run are kept: proposes the filter's decisions to the log.
 
     group_complete -> filter (on a thread of its own) -> Propose -> outbox -> delivery order
 
@@ -78,7 +77,7 @@ class Decider:
         self._wakeup.set()
 
     def look(self, rollouts: pa.Table) -> None:
-        """Notes that these rows were committed: groups that waited for them may be decided."""
+        """Note that these rows were committed: groups that waited for them may be decided."""
         rows = rollouts.select(SEES).filter(
             pc.equal(rollouts.column("status"), RolloutState.COMPLETED.value)
         )
@@ -125,7 +124,7 @@ class Decider:
             wait_s = min(2 * wait_s, MAX_AGAIN_S)
 
     def _next_groups(self) -> list[GroupComplete]:
-        """Take the groups of the next proposal; asked again where more can be decided."""
+        """Take the groups of the next proposal. Sets the event again where more can be decided."""
         if not self._draining:
             self._wakeup.clear()
         ready = (group for group in self._complete.values() if self._is_committed(group))

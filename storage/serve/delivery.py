@@ -66,7 +66,7 @@ class Order(Protocol):
         """Tells whether no group will ever be added to those that have a delivery_seq."""
 
     def committed(self, consumer: str) -> int:
-        """delivery_seq that this consumer's last commit named; 0 without one."""
+        """Returns the delivery_seq of this consumer's last commit; 0 without one."""
 
     async def take(self, request: OrderRequest) -> OrderReply:
         """Returns groups from `request.seq` on: at least one unless none comes in time. Raises
@@ -74,8 +74,8 @@ class Order(Protocol):
         """
 
     async def commit(self, consumer: str, seq: int) -> None:
-        """Everything before `seq` is trained and durable. Raises ConflictError for a seq ahead of
-        the order.
+        """Note that everything before `seq` is trained and durable. Raises ConflictError for a seq
+        ahead of the order.
         """
 
 
@@ -165,7 +165,7 @@ class LiveOrder:
 
     @property
     def idle_s(self) -> float:
-        """Since anybody took, committed, or was told of a decision."""
+        """Returns the seconds since a consumer took or committed, or a group was kept."""
         return self._clock() - self._used_at
 
     def committed(self, consumer: str) -> int:
@@ -201,7 +201,7 @@ class LiveOrder:
         return not was_kept
 
     def keep(self, group_id: int, min_version: int) -> None:
-        """The log decided: it may be served from now on. Idempotent."""
+        """Note that the log has kept a group, which may be handed out from now on. Idempotent."""
         if self._is_new(group_id):
             self._kept[group_id] = min_version
             heapq.heappush(self._oldest_first, _Entry(min_version, next(self._decisions), group_id))
@@ -212,7 +212,7 @@ class LiveOrder:
         self._wake()
 
     def tell(self, stalled: str) -> None:
-        """Whoever waits hears at once why the run does not move; empty: it moves."""
+        """Wake the consumers that wait, with the reason why the run does not move; empty: it moves."""
         self._stalled = stalled
         self._changed.set()
         self._changed = asyncio.Event()

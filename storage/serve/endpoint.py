@@ -120,7 +120,7 @@ class Endpoint:
         return await asyncio.get_running_loop().run_in_executor(self._thread(run_id), work)
 
     def soon(self, run_id: str, work: Callable[[], None]) -> None:
-        """The same, before everything that is asked for later."""
+        """Queue work on that thread now, before everything that is queued later."""
         self._thread(run_id).submit(work).add_done_callback(_report)
 
     def _thread(self, run_id: str) -> ThreadPoolExecutor:
@@ -194,7 +194,7 @@ class Endpoint:
         return b"{}"
 
     async def record(self, body: bytes) -> bytes:
-        """A checkpoint's lineage is durable when this answers."""
+        """Store a checkpoint's lineage, which is durable when this answers."""
         recorded = read_recorded(body)
         run = await self._run(recorded.run)
         if (directory := run.directory) is None:
@@ -205,7 +205,7 @@ class Endpoint:
         return b'{"recorded": true}'
 
     async def log(self, body: bytes) -> bytes:
-        """Returns what a trainer measured in a step is durable when this answers."""
+        """Store what a trainer measured in a step, which is durable when this answers."""
         logged = read_logged(body)
         directory = (await self._run(logged.run)).directory
         if directory is None:

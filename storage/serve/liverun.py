@@ -102,7 +102,7 @@ class LiveRun:
         )
 
     async def run(self) -> None:
-        """Until drained. Raises what only a new start of the process can mend."""
+        """Work until drained. Raises what only a new start of the process can mend."""
         await self._recover()
         async with asyncio.TaskGroup() as group:
             writing = group.create_task(self.writer.run(), name=f"write {self.run_id}")
@@ -120,7 +120,7 @@ class LiveRun:
             self._decider.close()
 
     async def _recover(self) -> None:
-        """Bring disk and memory up to what was told; then it may be asked for groups."""
+        """Bring disk and memory up to what the log has told; then trainers may ask for groups."""
         await self.writer.open(self._news)
         await on_own_thread(
             lambda: read_back(self.index, self._facts, self.order, self._history),
@@ -162,7 +162,7 @@ class LiveRun:
                 self._decider.complete(row.read(GroupComplete))
 
     def _committed(self, written: Written) -> None:
-        """A part is in the log: its groups can be decided and served from now on."""
+        """Note a part that the log has: its groups can be decided and served from now on."""
         self._new_commits += 1
         if self._new_commits >= (self._settings.compact_every_commits or math.inf):
             self._many_commits.set()
@@ -180,7 +180,7 @@ class LiveRun:
         failpoint("index.added")
 
     async def _compact(self) -> None:
-        """Whenever many commits have come since the last time."""
+        """Compact the run whenever many commits have come since the last time."""
         while True:
             await self._many_commits.wait()
             self._many_commits.clear()
@@ -224,8 +224,8 @@ class LiveRun:
 
     @property
     def _owed(self) -> bool:
-        """Tells whether the log still counts on us: the same rule by which it tells a store of a
-        run.
+        """Tells whether the trainer has yet to take or commit groups, as the log counts them
+        (`RunRecord.uncommitted_groups`).
         """
         return self._streams and (
             bool(self.order.num_kept) or self.order.committed("primary") < self.order.delivered

@@ -152,8 +152,8 @@ class Store:
         self._run_came = asyncio.Event()
 
     async def _live(self, run: LiveRun) -> None:
-        """Until it retires or we drain; one whose directory is not ours, or is none of this
-        version, ends, untouched.
+        """Run a run until it retires or this store drains. A run whose directory is not ours, or is
+        of another version, ends untouched.
         """
         try:
             await run.run()
@@ -196,7 +196,9 @@ class Store:
         )
 
     async def _stray(self, received: ReceivedRow) -> None:
-        """Wait for a run that the log has not told of, or hear that the row's fate is decided."""
+        """Hold a row of a run that the log has not told of yet, until it does or the gateway says
+        that the row's fate is decided.
+        """
         while received.key.run_id not in self._runs:
             came = self._run_came
             try:
@@ -214,7 +216,9 @@ class Store:
         self._add(received)
 
     async def find(self, run_id: str) -> ServedRun | None:
-        """A run that is not live, from its directory; the log has told of all that are."""
+        """Returns a run to serve: the live one or, where the log tells of none, one from its
+        directory.
+        """
         with suppress(NotFoundError):
             # The reply comes after every run that the log had for us.
             await self.control.request(Handout(), run_id=run_id)

@@ -129,7 +129,9 @@ def commit_request(
 
 
 class GroupCounts:
-    """Says when the last member of a group has come: a trainer need not wait for the timer."""
+    """Counts the members of each group that have come, so that a group's last one is written at
+    once where a trainer waits.
+    """
 
     def __init__(self, default_size: int) -> None:
         self._default = default_size
@@ -140,7 +142,7 @@ class GroupCounts:
         self._sizes[group_id] = size
 
     def arrived(self, group_id: int, sample_index: int) -> bool:
-        """A member has come; whether the group is whole now."""
+        """Count a member that has come. Returns whether the group is whole now."""
         members = self._members.setdefault(group_id, set())
         members.add(sample_index)
         if len(members) < self._sizes.get(group_id, self._default):

@@ -35,9 +35,9 @@ from prorl.types import FAILURE_CLASS, UNSCORED, FailureCode, Json, RolloutState
 
 
 def tables(batch: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
-    """The rows of SCORED rows that have no problem, in the order of the batch. A trajectory without
-    a sampled token has no sequences: nothing of it can train, and its reward must not enter its
-    siblings' advantages.
+    """Converts SCORED rows to the rows of each table, in the order of the batch; `judge` has let
+    them through. A trajectory without a sampled token gets no rows of `sequences`: nothing of it
+    can train, and its reward must not enter its siblings' advantages.
     """
     sequences, parents = sequences_of(batch)
     sampled = np.bincount(parents, weights=lengths_of(sequences.column("logprobs")))
@@ -79,7 +79,7 @@ def _rollouts(
 
 
 def _ended(batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
-    """The status of each row: those that EVAL could not score have failed."""
+    """Returns the status of each row: completed, or failed where EVAL could not score it."""
     trains = [FAILURE_CLASS[code].trains for code in effective_codes(batch)]
     return np.where(trains, RolloutState.COMPLETED.value, RolloutState.FAILED.value)
 
@@ -212,7 +212,7 @@ def _grader_messages(batch: pa.RecordBatch) -> pa.StructArray:
 
 
 def terminal_rows(terminals: Iterable[Terminal]) -> pa.Table:
-    """Makes rows of rollouts that ended without a trajectory."""
+    """Makes rows of `rollouts` for rollouts that ended without a trajectory."""
     blank = {field.name: _nothing(field) for field in ROLLOUTS}
     blank |= {"committed_at": datetime.now(UTC)}
     blank |= msgspec.structs.asdict(TrajectorySummary())
@@ -289,7 +289,9 @@ class RowVerdict(NamedTuple):
 
 
 def judge(batch: pa.RecordBatch) -> list[RowVerdict]:
-    """One verdict per SCORED row. Never raises for what is in a row."""
+    """Returns for each SCORED row whether it may be committed, and what is wrong with it. (A reward
+    is EVAL's matter.) Never raises for what is in a row.
+    """
     try:
         with boundary(RolloutError, FailureCode.INVALID_ROW, "row"):
             verdicts = batch.column("eval_failure_code").to_pylist()

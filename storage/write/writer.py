@@ -1,14 +1,14 @@
 """Makes trajectories durable, and acks them afterwards.
 
-    collect -> sort out -> reserve -> write parts -> commit -> commits/<seq>.json -> published ->
-    ack
+    collect -> take out what may not be committed -> reserve -> write parts -> commit
+            -> commits/<seq>.json -> published -> ack
 
 One batch at a time per run; what comes meanwhile waits for the next. Wherever the process dies, a
 new one (from the log's snapshot of the run) finds: files that no part of the log names, and removes
 them; commits that are in the log and not on disk, and publishes them; rows that come again, and
 hears `committed` for those that are durable. So a row is in exactly one part, and an ack always
 follows durability. Rows that may not be committed (failed, cut, superseded, invalid) go to
-`partial/`, one file per attempt.
+`partial/`, one file a batch.
 
 A disk that is full stops the writer, not the run: it tries again each second and nothing is acked
 meanwhile. Any other error of a write ends the process, because what the kernel still holds of the
@@ -141,9 +141,10 @@ class RunWriter:
         return list(self._flying.rows)
 
     async def open(self, news: RunNews) -> None:
-        """Make the directory as the log says it is; once, before `run`. What nobody committed is
-        removed, what is committed is published. Raises ForeignDirectoryError, before anything is
-        touched, for one that the log does not know.
+        """Bring the directory to where the log is, once, before `run`: files that were never
+        committed are removed, commits without their file are published. Raises
+        ForeignDirectoryError, before anything is touched, for a directory that the log does not
+        know.
         """
         await asyncio.to_thread(self._prepare, news)
         self._compacted_upto = (await asyncio.to_thread(self.directory.compacted)).last
@@ -230,9 +231,9 @@ class RunWriter:
             self._flying = PendingPart()
 
     async def _wait_until_due(self) -> None:
-        """At most one part comes per `flush_s`; per `SHARED_S` where somebody waits or memory is
-        short. The first row after a pause goes almost at once, with those that come together with
-        it.
+        """Wait until the next part is to be written: `flush_s` after the last one, or `SHARED_S`
+        where a trainer waits or memory is short. The first row after a pause is written almost at
+        once, with the rows that come together with it.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -247,7 +248,7 @@ class RunWriter:
         self._last_flush = loop.time()
 
     async def _write(self) -> None:
-        """Carry `_flying` through, leaving out what the log refuses."""
+        """Write the batch in `_flying`, commit it and ack it, without the rows that the log refuses."""
         cut = await self._uncommittable()
         cut += (await self._reserve()).superseded
         while self._flying:
@@ -305,7 +306,9 @@ class RunWriter:
             self._flying.rows.pop(key).ack()
 
     async def _to_partial(self, cut: Sequence[WaitingRow]) -> None:
-        """Keep what did not commit, one file a batch; one that is there twice is read once."""
+        """Write rows that may not be committed to `partial/`, one file a batch. A row that is there
+        twice is read once.
+        """
         rows = stack([waiting.row for waiting in cut])
         content = await asyncio.to_thread(encode_partial, rows, self.run_id)
         path = self.directory.path(PARTIAL, f"cut-{uuid.uuid4().hex[:16]}.parquet")
@@ -353,7 +356,9 @@ class RunWriter:
                 await asyncio.sleep(FULL_DISK_WAIT_S)
 
     async def _commit(self, part: _Part) -> tuple[Commit | None, list[WaitingRow]]:
-        """One transaction of the log; no commit when it refused a row, which is out then."""
+        """Have the log commit the part, in one transaction. Returns None where it refused a row:
+        that row is taken out, and the rest is written again as another part.
+        """
         try:
             request = commit_request(part.name, part.files, self._flying, part.tables)
             answer = await self._control.request(request, run_id=self.run_id)
@@ -371,7 +376,7 @@ class RunWriter:
         return commit, []
 
     async def _show(self, commit: Commit) -> None:
-        """Make a commit visible to readers, unless it was, and is compacted by now."""
+        """Make a commit visible to readers, unless it already is, by its own file or in a range."""
         if commit.commit_seq > self._compacted_upto:
             await self._put({self.directory.commit_path(commit.commit_seq): commit.dumps()})
         await self._control.request(PartPublished(commit_seq=commit.commit_seq), run_id=self.run_id)
