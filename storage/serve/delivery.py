@@ -212,7 +212,7 @@ class LiveOrder:
         self._wake()
 
     def tell(self, stalled: str) -> None:
-        """Wake the consumers that wait, with the reason why the run does not move; empty: it moves."""
+        """Wake the consumers that wait, with why the run does not move; empty: it moves."""
         self._stalled = stalled
         self._changed.set()
         self._changed = asyncio.Event()

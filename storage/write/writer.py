@@ -248,7 +248,7 @@ class RunWriter:
         self._last_flush = loop.time()
 
     async def _write(self) -> None:
-        """Write the batch in `_flying`, commit it and ack it, without the rows that the log refuses."""
+        """Write the batch in `_flying`, commit and ack it, but for rows that the log refuses."""
         cut = await self._uncommittable()
         cut += (await self._reserve()).superseded
         while self._flying:
