@@ -129,18 +129,18 @@ def users_code(task: Task) -> tuple[str, ...]:
 
 
 def env_by_name(name: str) -> Env:
-    """An env that is ours, or one that stands for a user's until a task opens it.
+    """Returns an env of ours, or one that stands for a user's until a task opens it.
 
-    Imports nothing of users. Raises TaskError for a name that nobody knows.
+    Imports nothing of users. Raises TaskError for a name that stands for no env.
     """
     if name in BUILT_IN:
         return get_env(name)
     _check_exists(name)
-    return _Closed(name)
+    return _UnopenedEnv(name)
 
 
-class _Closed(BaseEnv):
-    """A user's env of which only the name is known here."""
+class _UnopenedEnv(BaseEnv):
+    """Stands for a user's env until a task opens it: only its name is known."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -154,16 +154,17 @@ class _Closed(BaseEnv):
 
 
 async def open_env(find: GetEnv, task: Task, within_s: float = HOOK_S) -> Env:
-    """The env that a stage uses for a task, after its `check`: ours, or a user's in a helper.
+    """Returns the env by which a stage runs a task, which the env has checked: one of ours, or a
+    `UsersEnv`, whose hooks run in helpers.
 
-    `within_s`: for `prepare`, from now on. Raises TaskError, RolloutError.
+    `prepare` may take `within_s` from now on. Raises TaskError, RolloutError.
     """
     env = find(task.env)
     code = users_code(task)
-    if not code or not (isinstance(env, _Closed) or task.env in BUILT_IN):
+    if not code or not (isinstance(env, _UnopenedEnv) or task.env in BUILT_IN):
         return env
-    asking = _Asking(code, task)
-    return UsersEnv(asking, await _plan_of(asking), now() + within_s)
+    helpers = _EnvHelpers(code, task)
+    return UsersEnv(helpers, await _plan_of(helpers), now() + within_s)
 
 
 async def check_settings_of(name: str, values: Mapping[str, Json]) -> None:
@@ -176,7 +177,7 @@ async def check_settings_of(name: str, values: Mapping[str, Json]) -> None:
         record_of(get_env(name)).read(values, where)
     if code := users_code(task):
         env_by_name(name)
-        await _Asking(code, task).ask("settings", HOOK_S, None, values, where, again=True)
+        await _EnvHelpers(code, task).ask("settings", HOOK_S, None, values, where, again=True)
     else:
         check_settings(get_env(name), values, where)
 
@@ -189,16 +190,16 @@ _PLANS: weakref.WeakKeyDictionary[
 ] = weakref.WeakKeyDictionary()
 
 
-async def _plan_of(asking: _Asking) -> Plan:
-    """The plan of a task, asked once for siblings; a failure is not remembered. Raises TaskError,
-    RolloutError.
+async def _plan_of(helpers: _EnvHelpers) -> Plan:
+    """Returns the plan of a task, for which siblings ask once; a failure is not remembered. Raises
+    TaskError, RolloutError.
     """
     plans = _PLANS.setdefault(asyncio.get_running_loop(), {})
-    text = task_to_json(asking.task).encode()
-    key = asking.program, hashlib.blake2b(text, digest_size=16).digest()
+    text = task_to_json(helpers.task).encode()
+    key = helpers.program, hashlib.blake2b(text, digest_size=16).digest()
     plan = plans.pop(key, None)
     if plan is None or (plan.done() and (plan.cancelled() or plan.exception() is not None)):
-        plan = asyncio.ensure_future(asking.ask("plan", HOOK_S, Plan, again=True))
+        plan = asyncio.ensure_future(helpers.ask("plan", HOOK_S, Plan, again=True))
     plans[key] = plan  # the last of the dict: the oldest are forgotten first
     while len(plans) > MAX_PLANS:
         del plans[next(iter(plans))]
@@ -213,8 +214,8 @@ def _check_exists(name: str) -> None:
             raise plugins.unknown(ENTRY_POINTS, name, [*BUILT_IN, *users], TaskError)
 
 
-class _Asking:
-    """Questions about one task to the helpers that hold its env."""
+class _EnvHelpers:
+    """The helper processes that hold a user's env, asked about one task."""
 
     def __init__(self, code: tuple[str, ...], task: Task) -> None:
         self.task = task
@@ -286,8 +287,8 @@ class UsersEnv(BaseEnv):
     Hooks that it takes from `BaseEnv` unchanged run here.
     """
 
-    def __init__(self, asking: _Asking, plan: Plan, until: float) -> None:
-        self.name, self._asking, self._until = plan.name, asking, until
+    def __init__(self, helpers: _EnvHelpers, plan: Plan, until: float) -> None:
+        self.name, self._helpers, self._until = plan.name, helpers, until
         self.plan = plan
         self.partial_credit, self.reward_range = plan.partial_credit, plan.reward_range
         if (text := plan.preparation) is not None:
@@ -312,7 +313,7 @@ class UsersEnv(BaseEnv):
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
         if "prepare" in self.plan.hooks:
             wall_s = self._until - now() - LEAD_S
-            await self._asking.ask("prepare", wall_s, None, sandbox=sandbox)
+            await self._helpers.ask("prepare", wall_s, None, sandbox=sandbox)
 
     async def call(
         self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
@@ -321,7 +322,7 @@ class UsersEnv(BaseEnv):
             wall_s = timeout_s + CALL_GRACE_S
             state = current_state()
             result: ToolResult
-            result, text = await self._asking.ask(
+            result, text = await self._helpers.ask(
                 "call",
                 wall_s,
                 tuple[ToolResult, str],
@@ -339,7 +340,7 @@ class UsersEnv(BaseEnv):
         self, task: Task, messages: Sequence[Message], state: EnvState, sandbox: Sandbox | None
     ) -> str | None:
         response: Any
-        response, text = await self._asking.ask(
+        response, text = await self._helpers.ask(
             "respond",
             RESPOND_S,
             tuple[Any, str],
@@ -354,7 +355,7 @@ class UsersEnv(BaseEnv):
 
     async def repeats(self, call: ToolCall) -> bool:  # type: ignore[override]
         if "repeats" in self.plan.hooks:
-            return bool(await self._asking.ask("repeats", HOOK_S, bool, call, again=True))
+            return bool(await self._helpers.ask("repeats", HOOK_S, bool, call, again=True))
         if "call" in self.plan.hooks and not self.plan.own_tools:
             return bool(call.error)
         return (
@@ -366,7 +367,7 @@ class UsersEnv(BaseEnv):
     async def artifact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         if "artifact" not in self.plan.hooks:
             return await super().artifact(task, final, sandbox)
-        content: bytes = await self._asking.ask(
+        content: bytes = await self._helpers.ask(
             "artifact", ARTIFACT_S, bytes, final, sandbox=sandbox, again=True
         )
         return content
@@ -375,7 +376,7 @@ class UsersEnv(BaseEnv):
         self, task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
         wall_s = deadline.remaining_s
-        judged: Score = await self._asking.ask(
+        judged: Score = await self._helpers.ask(
             "score",
             wall_s + SCORE_GRACE_S,
             Score,
@@ -389,11 +390,11 @@ class UsersEnv(BaseEnv):
 
     async def _verify(self, task: Task, sandbox: Sandbox, deadline: Deadline) -> None:
         wall_s = deadline.remaining_s
-        await self._asking.ask("verify", wall_s + SCORE_GRACE_S, None, wall_s, sandbox=sandbox)
+        await self._helpers.ask("verify", wall_s + SCORE_GRACE_S, None, wall_s, sandbox=sandbox)
 
     def reference(self, task: Task) -> Any:
         """To be awaited: `reference_of`."""
-        return self._asking.ask("reference", HOOK_S, Solution, again=True)
+        return self._helpers.ask("reference", HOOK_S, Solution, again=True)
 
 
 async def reference_of(env: Env, task: Task) -> Reference:

@@ -319,7 +319,7 @@ async def test_our_own_envs_do_not_run_in_helpers() -> None:
     task = make_task("math", answer="1")
     assert await open_env(get_env, task) is not None
     assert type(await open_env(env_by_name, task)).__name__ == "MathEnv"
-    assert (await pool(users._Asking(("x",), task).program)).starts == 0
+    assert (await pool(users._EnvHelpers(("x",), task).program)).starts == 0
 
 
 def test_a_helper_of_users_dies_with_its_loop(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_a_helper_of_users_dies_with_its_loop(tmp_path: Path) -> None:
 
     async def pid() -> int:
         env = await _open(task)
-        return (await pool(env._asking.program))._free[0][0].pid
+        return (await pool(env._helpers.program))._free[0][0].pid
 
     helper_pid = asyncio.run(pid())
     wait_until(lambda: not os.path.exists(f"/proc/{helper_pid}/root"))

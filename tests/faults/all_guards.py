@@ -33,8 +33,8 @@ BY_HAND: dict[str, list[tuple[str, str]]] = {
             "return next(image for image in self.list() if name in image.names)",
         )
     ],
-    "isinstance(env, _Closed) or task.env in BUILT_IN": [
-        ("(isinstance(env, _Closed) or task.env in BUILT_IN)", "isinstance(env, _Closed)")
+    "isinstance(env, _UnopenedEnv) or task.env in BUILT_IN": [
+        ("(isinstance(env, _UnopenedEnv) or task.env in BUILT_IN)", "isinstance(env, _UnopenedEnv)")
     ],
     "end = EventKind.RETURN if worker.remote": [
         ("end = EventKind.RETURN if worker.remote else EventKind.LOST", "end = EventKind.LOST")
