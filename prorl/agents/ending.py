@@ -1,4 +1,6 @@
-"""Ends an attempt, whoever drove the policy: the end, the artifact, the trajectory.
+"""Ends an attempt, whichever agent drove the policy: its end, its artifact, its trajectory.
+
+    agent's loop -> End -> Env.artifact -> AttemptEnd in the journal -> Trajectory -> RAN, EVAL
 
 Invariants: whatever happens there is a trajectory with everything that was sampled until then. A
 budget that ends leaves the artifact to be scored (class policy); a backend or sandbox that we lost
@@ -63,7 +65,7 @@ async def run_to_trajectory(
     record: AttemptRecord,
     loop: Coroutine[Json, Json, End],
 ) -> Trajectory:
-    """Run an agent's loop, which writes to `record`, to the attempt's end; what it left.
+    """Run an agent's loop, which writes to `record`, to the attempt's end. Returns what it left.
 
     Raises only CancelledError, and only when `context.cancelled()` is false.
     """
@@ -136,9 +138,11 @@ async def _finish(
 async def _artifact(
     context: AttemptContext, record: AttemptRecord, end: End
 ) -> tuple[End, bytes | None]:
-    """The artifact that the env wants EVAL to judge; None: EVAL goes to where it lies.
+    """Returns the artifact that the env wants EVAL to judge, and how the attempt ends. None: it is
+    too large, and EVAL judges it in the agent's own sandbox.
 
-    A sandbox that cannot give it any more changes a good end, and an end that was bad stays.
+    Where the sandbox cannot give the artifact any more, a good end becomes that failure, and a bad
+    end stays.
     """
     try:
         with boundary(RolloutError, FailureCode.STAGE_ERROR, "artifact"):

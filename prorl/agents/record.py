@@ -141,13 +141,13 @@ class SequenceRecord:
 
 
 class AttemptRecord:
-    """All that an attempt leaves, while it grows."""
+    """Collects all that an attempt leaves: sequences, turns, messages and counts."""
 
     def __init__(self, messages: tuple[Message, ...]) -> None:
         self.restart(messages)
 
     def restart(self, messages: tuple[Message, ...]) -> None:
-        """The agent begins anew."""
+        """Begin an empty record: the agent starts anew."""
         self._sequences = [SequenceRecord()]
         self.turns: list[Turn] = []
         self.messages: list[Message] = list(messages)
@@ -163,7 +163,7 @@ class AttemptRecord:
         return self._sequences[-1]
 
     def begin(self, lineage: Lineage, parent: int = -1) -> SequenceRecord:
-        """A sequence of its own, beside those that grow; the first takes the one that is there."""
+        """Returns a new sequence beside those that grow; the first call gives the empty one."""
         if self._sequences[0].num_sampled or len(self._sequences[0]):
             self._sequences.append(SequenceRecord(len(self._sequences), lineage, parent))
         else:
@@ -171,7 +171,7 @@ class AttemptRecord:
         return self.sequence
 
     def fork(self, segment: int, length: int, turn: int) -> SequenceRecord:
-        """A sequence that begins as the first `length` ids of another did.
+        """Returns a new sequence that begins with the first `length` ids of another.
 
         They are context in it, also those that were sampled: so they train once.
         """
@@ -183,7 +183,9 @@ class AttemptRecord:
 
     @property
     def sequences(self) -> tuple[Sequence, ...]:
-        """All up to the last that holds a sampled id; the weights of those that train sum to 1."""
+        """Returns the sequences up to the last with a sampled id; the weights of those that train
+        sum to 1.
+        """
         records = self._sequences[:1]
         for index, record in enumerate(self._sequences):
             if record.num_sampled:
@@ -200,7 +202,7 @@ class AttemptRecord:
         segment: int,
         turn: int,
     ) -> None:
-        """Write down a model call whose ids the sequence of that segment already holds."""
+        """Add the turn of a model call, whose ids the sequence of that segment has already."""
         self.llm_s += llm_s
         insort(
             self.turns,
@@ -222,7 +224,7 @@ class AttemptRecord:
         )
 
     def tools(self, tool_s: float, num_calls: int) -> None:
-        """Count calls of the last turn, if there was one."""
+        """Add tool calls and their seconds to the last turn, if there is one."""
         self.tool_s += tool_s
         for last in self.turns[-1:]:
             calls = last.tool_calls + num_calls

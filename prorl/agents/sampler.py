@@ -1,4 +1,4 @@
-"""One model call of an attempt, from exact ids to exact ids: what an agent asks the policy with.
+"""`Sampler`: the model calls of an attempt, from exact ids to exact ids.
 
     sampler = Sampler(context)
     sequence = sampler.record.sequence
@@ -65,7 +65,7 @@ class Sampler:
         """Oldest weights that may still speak in the calls under way, by their turns."""
 
     def restart(self) -> None:
-        """The agent begins anew: what was sampled is in the journal, and is given again."""
+        """Begin anew with the agent: what was sampled is in the journal, and is given again."""
         self.record.restart(tuple(self._context.messages))
         self._min_version = self._context.min_version
 
@@ -99,7 +99,7 @@ class Sampler:
                 self.record.llm_s += llm_s
 
     def _take(self, sequence: SequenceRecord, call: RecordedCall) -> Completion:
-        """A model call that an earlier life of the attempt has recorded."""
+        """Append a model call that an earlier life of the attempt has recorded."""
         completion, prompt_tokens = call.completion, len(sequence)
         sequence.sampled(completion, call.turn, call.temperature)
         self.record.turn(

@@ -1,14 +1,14 @@
-"""`AttemptJournal`: one attempt's past, and the place where its present is written down.
+"""`AttemptJournal`: what the earlier lives of an attempt have recorded, and where this one records.
 
-An agent asks it before each model call and each tool call. What an earlier life of the attempt has
-recorded is given again; what happens now is on the node before the next thing happens:
+An agent asks it before each model call and each tool call. What an earlier life has recorded is
+given again; what happens now is in a file of the node before the next thing happens:
 
     context ids, completion -> CALL    before its tool calls run
     a call's text, or the   -> ANSWER  before the next call, or the next model call
     env's, and its state
     end, artifact           -> END     before the sandbox is stopped
 
-Without a sink nothing is kept and nothing is known: an agent works the same.
+Without a sink nothing is kept; an agent works the same.
 """
 
 from __future__ import annotations
@@ -91,10 +91,11 @@ class AttemptJournal:
         return call.context_ids if call is not None and call.segment == segment else None
 
     def recorded_call(self, turn: int, prompt: bytes) -> RecordedCall | None:
-        """A recorded model call; one that was cut is given only to an attempt that has ended.
+        """Returns the recorded model call of a turn, or None where it must be sampled now. A call
+        that was cut off is given only to an attempt that has ended.
 
-        One of another prompt (a digest) answers nothing, and what was recorded after it is of
-        another past: it is forgotten. Raises RolloutError when the attempt has ended and nothing
+        A recorded call of another prompt (`prompt` is its digest) is no answer: it and what was
+        recorded after it are forgotten. Raises RolloutError when the attempt has ended and nothing
         more may be sampled.
         """
         call = self._turns.get(turn)
@@ -117,14 +118,16 @@ class AttemptJournal:
     # ---- tool calls, and the env's own turns
 
     def answer(self, turn: int, index: int) -> ToolAnswer | None:
-        """A recorded answer. Raises RolloutError as `recorded_call`."""
+        """Returns a recorded answer. Raises RolloutError as `recorded_call`."""
         answer = self._answers.get((turn, index))
         if answer is None:
             self.check_open()
         return answer
 
     def begin(self) -> bool:
-        """A call is about to be made; whether an earlier life may have made it."""
+        """Note that a tool call is about to be made. Returns whether an earlier life may have made
+        it: only the first call of a life can be one.
+        """
         doubtful, self._lived = not self._lived, True
         return doubtful
 

@@ -71,7 +71,7 @@ class Journals:
         """Of all files."""
 
     def open(self) -> list[Recovered]:
-        """Lock the folder; what the last life left, damaged files aside, which are removed aloud.
+        """Lock the folder. Returns what the last life left; damaged files are removed, and logged.
 
         While another process has the folder nothing is kept here.
         """
@@ -103,7 +103,7 @@ class Journals:
     # ---- an attempt's life
 
     def begin(self, row: Row) -> None:
-        """Write a row down that has come; nobody has heard yet that it has.
+        """Write a row down that has come, before its sender or the gateway learns that it has.
 
         Not when its run wants no journal, or when there is nothing to keep: a policy without tools
         to which the env says nothing makes one call, which its death costs in any case.
@@ -156,7 +156,7 @@ class Journals:
         self._pasts[recovered.key] = recovered, epoch
 
     def refuse(self, recovered: Recovered) -> None:
-        """Forget what the last life left: another has the attempt, or nobody any more."""
+        """Remove what the last life left of an attempt that does not go on here."""
         self.num_bytes -= recovered.num_bytes
         recovered.path.unlink(missing_ok=True)
 

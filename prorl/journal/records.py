@@ -101,7 +101,7 @@ class Takeover(NamedTuple):
 
 
 JournalRecord = RecordedCall | ToolAnswer | AttemptEnd
-"""What the next life hears of an attempt."""
+"""A record of an attempt that its next life reads."""
 
 
 class _CallFields(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
