@@ -25,13 +25,13 @@ from prorl.filters import GroupDecision
 from prorl.linux.failpoints import failpoint
 from prorl.schema import ROLLOUTS
 from prorl.storage.serve.filter import (
-    SEEN,
+    FILTER_COLUMNS,
     GroupFilter,
     filter_error,
     valid_members,
 )
 from prorl.storage.serve.filter_process import FilterLostError
-from prorl.storage.serve.history import READ, History
+from prorl.storage.serve.history import HISTORY_COLUMNS, History
 from prorl.storage.serve.replay import FactBook
 from prorl.storage.write.writer import ControlPort
 from prorl.types import RolloutState
@@ -78,7 +78,7 @@ class Decider:
 
     def look(self, rollouts: pa.Table) -> None:
         """Note that these rows were committed: groups that waited for them may be decided."""
-        rows = rollouts.select(SEES).filter(
+        rows = rollouts.select(DECISION_COLUMNS).filter(
             pc.equal(rollouts.column("status"), RolloutState.COMPLETED.value)
         )
         rows = rows.sort_by("group_id")
@@ -156,13 +156,13 @@ class Decider:
 
     def _stored(self, groups: Sequence[GroupComplete]) -> pa.Table:
         """Returns the rows of these groups' members, from disk if an earlier process wrote them."""
-        tables: list[pa.Table] = [ROLLOUTS.empty_table().select(SEES)]
+        tables: list[pa.Table] = [ROLLOUTS.empty_table().select(DECISION_COLUMNS)]
         for group in groups:
             rows = list(self._rows.get(group.group_id, ()))
             have = {i for table in rows for i in table.column("rollout_id").to_pylist()}
             tables += rows
             tables += (
-                self._find(member.rollout_id).select(SEES)
+                self._find(member.rollout_id).select(DECISION_COLUMNS)
                 for member in group.members
                 if member.state is RolloutState.COMPLETED and member.rollout_id not in have
             )
@@ -191,5 +191,5 @@ class Decider:
         self._thread.shutdown(wait=False)
 
 
-SEES = list(dict.fromkeys(["rollout_id", *SEEN, *READ]))
-"""Of `rollouts`: what the filter and the history are made of."""
+DECISION_COLUMNS = list(dict.fromkeys(["rollout_id", *FILTER_COLUMNS, *HISTORY_COLUMNS]))
+"""Columns of `rollouts` that the filter and the history are made of."""

@@ -5,15 +5,15 @@ What the SQL sees: a table `rollouts` with one row per *valid* member (completed
 
     group_id int64, task_id text, num_members int32 (n, masked ones included), rollout_id int64,
     sample_index int32, attempt int32, failure_class text ('' or 'policy'), reward float,
-    and what `rollouts` has of it (`SEEN`): source, stop reason, parts of the reward, turns, tokens,
-    tool calls, versions, seconds, the user's extra columns
+    and columns of `rollouts` (`FILTER_COLUMNS`): source, stop reason, parts of the reward, turns,
+    tokens, tool calls, versions, seconds, the user's extra values
 
 and a table `history`, what became of these groups' tasks before (`history.py`).
 
 What it gives: `group_id`, `kept` (boolean) and `reason` (text), at most one row per group. A group
-that it leaves out is dropped as `unselected`. It may be a curator as well, of a run that feeds
-itself: `rest` is for how many epochs the task sits out, `siblings` how many rollouts its later
-groups have (0: as before). Under a filter other than `none`, a group with fewer
+that it leaves out is dropped as `unselected`. In a run of several epochs it may give two columns
+more: `rest`, the number of epochs that the task sits out, and `siblings`, the number of rollouts of
+its later groups (0: as before). Under a filter other than `none`, a group with fewer
 than 2 valid members never reaches the SQL: dropped as `incomplete`. (Under `none`, a group without
 a valid member is `incomplete` too: there is nothing to serve.)
 
@@ -56,13 +56,13 @@ _INTEGERS = ("INTEGER", "BIGINT", "HUGEINT")
 MOST = 1024
 """Epochs and siblings that may be said."""
 
-SEEN = (
+FILTER_COLUMNS = (
     *("data_source", "env", "failure_code", "stop_reason", "reward_parts", "num_sequences"),
     *("num_turns", "num_tokens", "num_sampled", "num_trained", "num_tool_calls", "min_version"),
     *("max_version", "queue_s", "init_s", "run_s", "llm_s", "tool_s", "eval_s", "extra"),
     "logprob_sum",
 )
-"""Columns of the stored rows that a filter sees as they are."""
+"""Columns of `rollouts` that a filter sees as they are stored."""
 
 _LOG_COLUMNS = pa.schema(
     [
@@ -78,7 +78,9 @@ _LOG_COLUMNS = pa.schema(
 )
 """What the log says of a member."""
 
-MEMBERS = pa.schema([*_LOG_COLUMNS, *(ROLLOUTS.field(name).with_nullable(True) for name in SEEN)])
+MEMBERS = pa.schema(
+    [*_LOG_COLUMNS, *(ROLLOUTS.field(name).with_nullable(True) for name in FILTER_COLUMNS)]
+)
 """The `rollouts` table that a filter reads."""
 
 Tables = Mapping[str, pa.Table]
@@ -136,7 +138,7 @@ class GroupFilter:
         history: History = NO_HISTORY,
     ) -> list[GroupDecision]:
         """Returns one decision per group, in their order; `stored`: rows of their members."""
-        self._stored = _NONE if stored is None else stored.select(["rollout_id", *SEEN])
+        self._stored = _NONE if stored is None else stored.select(["rollout_id", *FILTER_COLUMNS])
         self._history = history
         eligible = [group for group in groups if len(valid_members(group)) >= self._min_valid]
         decisions = self._ask_all(eligible)
@@ -248,7 +250,7 @@ def _check_output(columns: Mapping[str, str]) -> None:
             raise ConfigError(f"filter gives {name} {columns[name]}", f"{name} INTEGER")
 
 
-_NONE = MEMBERS.empty_table().select(["rollout_id", *SEEN])
+_NONE = MEMBERS.empty_table().select(["rollout_id", *FILTER_COLUMNS])
 
 
 def _table(groups: Sequence[GroupComplete], stored: pa.Table) -> pa.Table:
@@ -272,5 +274,5 @@ def _table(groups: Sequence[GroupComplete], stored: pa.Table) -> pa.Table:
     place = pc.index_in(
         log_columns[_LOG_COLUMNS.get_field_index("rollout_id")], stored.column("rollout_id")
     )
-    seen = stored.select(SEEN).take(place)
+    seen = stored.select(FILTER_COLUMNS).take(place)
     return pa.Table.from_arrays([*log_columns, *seen.columns], schema=MEMBERS)

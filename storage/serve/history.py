@@ -26,8 +26,8 @@ HISTORY = pa.schema(
     ]
 )
 
-READ = ["task_id", "group_id", "valid", "reward", "num_tokens", "run_s", "max_version"]
-"""Columns of `rollouts` that it is made of."""
+HISTORY_COLUMNS = ["task_id", "group_id", "valid", "reward", "num_tokens", "run_s", "max_version"]
+"""Columns of `rollouts` that the history is made of."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class History:
         >>> len(found), found[0]["informative"], found[0]["mean_tokens"], found[0]["last_version"]
         (1, 1, 20.0, 4)
         """
-        valid = rollouts.select(READ).filter(
+        valid = rollouts.select(HISTORY_COLUMNS).filter(
             pc.and_(rollouts.column("valid"), pc.is_valid(rollouts.column("reward")))
         )
         groups = valid.group_by(["group_id", "task_id"]).aggregate(

@@ -42,7 +42,7 @@ from prorl.storage.read.groups import CACHE_BYTES, GroupIndex
 from prorl.storage.serve.decide import Decider
 from prorl.storage.serve.delivery import LiveOrder
 from prorl.storage.serve.endpoint import Endpoint, on_own_thread
-from prorl.storage.serve.history import READ, History
+from prorl.storage.serve.history import HISTORY_COLUMNS, History
 from prorl.storage.serve.replay import COLUMNS, FactBook, delivery_order
 from prorl.storage.write.writer import ControlPort, RunWriter, Written
 
@@ -244,7 +244,7 @@ def read_back(index: GroupIndex, facts: FactBook, order: LiveOrder, history: His
     index.take_over(index.look(stored.commits))
     for file in stored.files("rollouts"):
         facts.add(read_part(stored.directory, file, COLUMNS))
-    past = stored.read("rollouts", READ)
+    past = stored.read("rollouts", HISTORY_COLUMNS)
     history.add(past.filter(pc.is_in(past.column("group_id"), stored.decided())))
     delivered = stored.delivered()
     order.restore(delivered)

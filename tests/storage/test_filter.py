@@ -19,7 +19,7 @@ from prorl.errors import ConfigError
 from prorl.filters import FILTERS, GroupDecision, GroupMember
 from prorl.schema import ROLLOUTS
 from prorl.storage.read import sql as sql_module
-from prorl.storage.serve.filter import MEMBERS, SEEN, GroupFilter, check_filter
+from prorl.storage.serve.filter import FILTER_COLUMNS, MEMBERS, GroupFilter, check_filter
 from prorl.storage.serve.filter_process import FilterLostError, FilterProcess
 from prorl.storage.serve.history import History
 from prorl.types import FailureClass, RolloutState
@@ -313,7 +313,7 @@ def test_an_answer_that_is_too_large_is_refused_and_the_next_answer_is_its_own()
 def rows_of(complete_group: GroupComplete, **columns: list[Any]) -> pa.Table:
     """Stored rows of a group's members; columns that are not given are null."""
     ids = [member.rollout_id for member in complete_group.members]
-    names = ["rollout_id", *SEEN]
+    names = ["rollout_id", *FILTER_COLUMNS]
     schema = pa.schema([ROLLOUTS.field(name).with_nullable(True) for name in names])
     values = {"rollout_id": ids, **columns}
     rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
