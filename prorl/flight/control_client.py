@@ -131,7 +131,7 @@ class ControlClient:
 
     @property
     def alone_s(self) -> float:
-        """The seconds for which there has been no session; 0 in one."""
+        """Returns the seconds for which there has been no session; 0 in one."""
         now = asyncio.get_running_loop().time()
         return 0.0 if self._channel is not None else now - self._alone_since
 
@@ -140,12 +140,14 @@ class ControlClient:
         self._identity = structs.replace(self._identity, location=location)
 
     def leave(self) -> None:
-        """This worker leaves in order: told now, and with every hello from here on."""
+        """Tell the gateway, now and with every later hello, that this worker leaves in order."""
         self._identity = structs.replace(self._identity, leaving=True)
         self.emit(Leaving())
 
     async def wait(self) -> None:
-        """Until it is closed; raises what a handler raised, so somebody must wait."""
+        """Wait until it is closed. Raises what a handler raised: somebody must wait, or a bug ends
+        as silence.
+        """
         if self._keeping is not None:
             await asyncio.shield(self._keeping)
 
@@ -286,7 +288,7 @@ class ControlClient:
 
 
 def _raise_what_it_raised(task: asyncio.Future[None]) -> None:
-    """Into the loop's exception handler, which ends the process."""
+    """Pass an error on to the loop's exception handler, which ends the process."""
     if not task.cancelled():
         task.result()
 

@@ -1,4 +1,4 @@
-"""The arithmetic of an edge: who may send how much, who holds which row.
+"""The arithmetic of an edge: how much a producer may send, and which consumer has which row.
 
 Pure: no I/O, no clock.
 
@@ -85,7 +85,7 @@ class ProducerCredit:
 
     @property
     def free_rows(self) -> int:
-        """Rows that could be put now and sent at once."""
+        """Returns how many rows could be put now and sent at once."""
         credit = sum(
             max(0, consumer.rows)
             for consumer in self._consumers.values()
@@ -97,18 +97,20 @@ class ProducerCredit:
         return [key for key, row in self._rows.items() if row.consumer is None]
 
     def put(self, key: AttemptKey, num_bytes: int, needs: str = "") -> None:
-        """A row waits for a consumer that has what it `needs`; a known key changes nothing."""
+        """Add a row, which waits for a consumer that has what it `needs`; a known key changes
+        nothing.
+        """
         if key not in self._rows:
             self._rows[key] = _Row(num_bytes, needs=needs)
             self._waiting.append(key)
             self.num_waiting += 1
 
     def join(self, consumer: int, has: Callable[[str], bool] = _everything) -> None:
-        """A consumer without credit yet. `has`: whether it has what a row needs."""
+        """Add a consumer without credit. `has` tells whether it has what a row needs."""
         self._consumers[consumer] = _Consumer(has=has)
 
     def free_for(self, needs: str) -> int | None:
-        """Rows that need this and could be sent now; None when no consumer has it."""
+        """Returns how many rows that need this could be sent now; None when no consumer has it."""
         able = [account for account in self._consumers.values() if account.has(needs)]
         credit = sum(max(0, account.rows) for account in able if account.window_bytes > 0)
         waiting = sum(row.needs == needs for row in self._rows.values() if row.consumer is None)
@@ -125,7 +127,9 @@ class ProducerCredit:
         return not any(account.has(row.needs) for account in self._consumers.values())
 
     def grant(self, consumer: int, rows: int, num_bytes: int) -> None:
-        """Negative rows take credit back; what was used meanwhile is owed."""
+        """Add credit that a consumer gives. Negative rows take it back; if it was used meanwhile,
+        later credit makes up for it.
+        """
         account = self._consumers[consumer]
         account.rows += rows
         if num_bytes:
@@ -169,7 +173,7 @@ class ProducerCredit:
         return -max(able)[1] if able else None
 
     def forget(self, keys: Iterable[AttemptKey]) -> list[AttemptKey]:
-        """Acked or dropped: the rows leave the book. Returns those that were in it."""
+        """Remove rows that were acked or dropped. Returns those that were in the book."""
         removed: list[AttemptKey] = []
         for key in keys:
             row = self._rows.pop(key, None)
@@ -183,7 +187,9 @@ class ProducerCredit:
         return removed
 
     def leave(self, consumer: int) -> list[AttemptKey]:
-        """Its unacked rows wait again in front, or are lost where nothing is redelivered: which."""
+        """Remove a consumer. Its unacked rows wait again, in front; where nothing is redelivered,
+        they are lost. Returns the lost ones.
+        """
         holds = list(self._consumers.pop(consumer).holds)
         if not self._redelivered:
             for key in holds:
@@ -240,11 +246,11 @@ class ConsumerCredit:
         self._upstreams[upstream] = _Upstream()
 
     def leave(self, upstream: int) -> None:
-        """An upstream is gone; its rows in hand go on taking slots."""
+        """Remove an upstream; its rows in hand go on taking slots."""
         self._orphans += self._upstreams.pop(upstream).in_hand
 
     def adopt(self, rows: int) -> None:
-        """Rows that came from an upstream of an earlier life: they take slots, and no credit."""
+        """Count rows in hand that no present upstream's credit covers: they take slots alone."""
         self._orphans += rows
 
     def received(self, upstream: int, rows: int) -> None:
@@ -261,7 +267,7 @@ class ConsumerCredit:
             account.returned += 1
 
     def top_up(self) -> list[Grant]:
-        """The credit to send to each upstream now: what brings it back to its share."""
+        """Returns the credit to send now, which brings each upstream back to its share."""
         if self._closed or not self._upstreams:
             return []
         count = len(self._upstreams)
@@ -277,7 +283,7 @@ class ConsumerCredit:
         return grants
 
     def _take_back(self, share: int) -> list[Grant]:
-        """Idle credit above an upstream's share, so that a later upstream gets its own."""
+        """Returns grants that take back idle credit above an upstream's share, for a later one."""
         grants: list[Grant] = []
         for name, account in self._upstreams.items():
             rows = min(account.granted, account.granted + account.in_hand - share)
@@ -295,7 +301,9 @@ class ConsumerCredit:
         return [grant for grant in both if grant.rows]
 
     def close(self) -> list[Grant]:
-        """Take nothing more: the credit to take back. Rows that are on their way still come."""
+        """Take nothing more. Returns the grants that take all idle credit back; rows that are on
+        their way still come.
+        """
         self._closed = True
         return self._take_back(0)
 

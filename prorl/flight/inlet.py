@@ -1,4 +1,4 @@
-"""`Inlet`: the consumer's side of an edge: dials upstreams, grants credit, yields rows, sends acks.
+"""`Inlet`: the consumer's side of an edge. It dials upstreams, grants credit and sends acks.
 
     inlet = Inlet(network, "ran", hello, slots=16)
     inlet.set_upstreams(locations)              # whenever `endpoints` changes
@@ -7,10 +7,9 @@
     inlet.ack(keys)                             # its fate is durable: the upstream may forget it
 
 On edges without redelivery a row is acked when it arrives, so `ack` is not called there. A row that
-arrives again (its stream was lost before the ack, or another life's was) is not yielded twice.
-Redelivered: while it is held, the ack goes to the stream it came over last. After its end, and on
-the other edges, it is acked again at once (the last `REMEMBERED` keys are remembered; beyond that
-the commit's uniqueness decides).
+arrives again, since its stream was lost before the ack, is not given twice. While the row is in
+hand, its ack goes to the stream over which it came last; later it is acked again at once (the last
+`REMEMBERED` keys are remembered; beyond that the commit's uniqueness decides).
 
 An upstream that is no longer announced is not dialled again, but a stream that still works is kept.
 `received` is told of each row before anybody hears that it has come. While `may_take` says no, no
@@ -122,7 +121,7 @@ class Inlet:
 
     @property
     def sources(self) -> dict[str, bool]:
-        """The endpoints that it reads from now; of each, whether rows come without a socket."""
+        """Returns the locations that it reads from, each with whether it needs no socket."""
         return {where: channel.is_local for where, channel in self._reading.items()}
 
     @property
@@ -136,7 +135,9 @@ class Inlet:
             self._dialling[location].add_done_callback(self._kept)
 
     def _kept(self, task: asyncio.Task[None]) -> None:
-        """A bug of ours while serving an upstream must not end as silence."""
+        """Keep an error of a task that serves an upstream, which `take` then raises: a bug of ours
+        must not end as silence.
+        """
         if not task.cancelled() and (error := task.exception()) is not None:
             self._broken = error
             self._arrived.set()
@@ -163,8 +164,8 @@ class Inlet:
         self._arrived.set()
 
     def waits(self, key: AttemptKey, waits: bool) -> None:
-        """A row that waits for somebody outside gives its slot back, and takes one again when it
-        goes on: there may then be more rows in hand than slots, until as many have ended.
+        """Note that a row waits for a guest from elsewhere, which frees its slot, or goes on, which
+        takes one again: more rows than slots may then be in hand, until as many have ended.
         """
         row = self._rows.get(key)
         if row is None or row.done or row.waits == waits:
@@ -179,7 +180,7 @@ class Inlet:
         self._paced.ask()
 
     def done(self, key: AttemptKey) -> None:
-        """The row's slot is free; idempotent."""
+        """Free the row's slot; idempotent."""
         row = self._rows.get(key)
         if row is None or row.done:
             return
@@ -194,7 +195,7 @@ class Inlet:
         self._paced.ask()
 
     def ack(self, durable: Iterable[AttemptKey]) -> None:
-        """The rows' fate is durable; frees their slots too."""
+        """Ack rows whose fate is durable, and free their slots."""
         for key in durable:
             row = self._rows.get(key)
             if row is None:
@@ -271,7 +272,7 @@ class Inlet:
         self._paced.ask()
 
     def _again(self, name: int, key: AttemptKey) -> bool:
-        """Returns whether the row is or was here; its ack goes to the stream it came over last."""
+        """Returns whether the row has come before. Its ack goes to the last stream then."""
         row = self._rows.get(key)
         if row is None and key not in self._acked:
             return False
@@ -295,7 +296,7 @@ class Inlet:
             self._back.setdefault(name, []).append(back)
 
     def _flush(self) -> None:
-        """Credit is counted here, once for all rows that came and went meanwhile."""
+        """Send credit and acks, counted once for all rows that came and went meanwhile."""
         if self._may_take():
             self._note_credit(self._grants.top_up())
         elif not self._closed:

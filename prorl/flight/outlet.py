@@ -1,4 +1,4 @@
-"""`Outlet`: the producer's side of an edge; owns the rows that wait or are not acked.
+"""`Outlet`: the producer's side of an edge. It owns the rows that wait, and those without an ack.
 
     outlet = Outlet("ready", limit_bytes=64 << 20, on_acked=..., on_lost=...)
     await network.listen(location, {outlet.path: outlet.route})
@@ -106,8 +106,8 @@ class Outlet:
 
     @property
     def stalled_s(self) -> float:
-        """The seconds for which rows have been here since a consumer left, or while none came; 0
-        from the next ack on.
+        """Returns the seconds since when rows have waited here without a consumer, from the first
+        such row or the last consumer's leave to the next ack; else 0.
         """
         return 0.0 if self._stalled_since is None else now() - self._stalled_since
 
@@ -130,11 +130,11 @@ class Outlet:
             self._add(row, key, share, what)
 
     def free_for(self, needs: str) -> int | None:
-        """Rows that need this and could be sent now; None when no consumer has it."""
+        """Returns how many rows that need this could be sent now; None when no consumer has it."""
         return self._ledger.free_for(needs)
 
     def unplaceable(self) -> list[AttemptKey]:
-        """Forget the rows that wait for what no consumer has; which they are."""
+        """Forget the rows that need what no consumer has. Returns their keys."""
         return self._forget(self._ledger.unplaceable())
 
     def drop(self, key: AttemptKey) -> bool:
@@ -142,7 +142,7 @@ class Outlet:
         return bool(self._forget([key]))
 
     def withdraw(self) -> list[AttemptKey]:
-        """Forget the rows that no consumer has been sent; which they are."""
+        """Forget the rows that were sent to no consumer. Returns their keys."""
         return self._forget(self._ledger.waiting())
 
     async def close(self) -> None:

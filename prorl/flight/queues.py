@@ -1,4 +1,4 @@
-"""The two hand-over points between an event loop and a stream's threads. Neither holds a decision.
+"""The two hand-over points between an event loop and a stream's threads. Neither decides anything.
 
 The inbox is bounded by the credit that its owner granted, the sender by `MAX_QUEUED_BYTES`: a peer
 that reads nothing breaks its own stream instead of filling our memory.
