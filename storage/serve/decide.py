@@ -76,7 +76,7 @@ class Decider:
         self._complete[group.group_id] = group
         self._wakeup.set()
 
-    def look(self, rollouts: pa.Table) -> None:
+    def note_committed(self, rollouts: pa.Table) -> None:
         """Note that these rows were committed: groups that waited for them may be decided."""
         rows = rollouts.select(DECISION_COLUMNS).filter(
             pc.equal(rollouts.column("status"), RolloutState.COMPLETED.value)

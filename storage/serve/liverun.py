@@ -168,7 +168,7 @@ class LiveRun:
             self._many_commits.set()
         if (rollouts := written.tables.get("rollouts")) is not None:
             self._facts.add(rollouts)
-            self._decider.look(rollouts)
+            self._decider.note_committed(rollouts)
             self.rows_committed += rollouts.num_rows
         if (rows := written.tables.get("sequences")) is not None:
             files = {file.table: file for file in written.commit.files}

@@ -68,7 +68,7 @@ async def test_a_group_waits_until_the_commits_of_its_members_are_reported() -> 
     await asyncio.sleep(0.1)
     assert log.proposed == []
     facts.add(stored(0, 0))
-    decider.look(ROLLOUTS.empty_table())
+    decider.note_committed(ROLLOUTS.empty_table())
     decider.drain()
     async with asyncio.timeout(30):
         await deciding
