@@ -42,6 +42,52 @@ def test_a_module_says_what_it_owns() -> None:
     ]
 
 
+REFERENCES = {
+    "file": re.compile(r"`((?:\w+/)*\w+\.py)`"),
+    "module": re.compile(r"python -m (prorl[\w.]*)"),
+    "time": re.compile(r"`([A-Z]+(?:_[A-Z]+)*_S)`"),
+    "member": re.compile(r"`([A-Z]\w+\.\w+)`"),
+}
+OF_OTHERS = ("prorl/bench/dapo_model.py", "prorl/envs/swe/guard.py")
+"""Modules whose docstrings name files of other projects."""
+PLAIN_CLASS = re.compile(r"^class (\w+):\n((?: .*\n|\n)+)", re.M)
+
+
+def test_docstrings_name_what_exists() -> None:
+    """Files, `python -m`, times (`NAME_S`) and members of classes without a base: a rename must not
+    leave its old name behind.
+    """
+    sources = {path: path.read_text() for path in FILES}
+    everything = "\n".join(sources.values())
+    lines = re.findall(r"^ *((?:\w+, )*\w+_S)(?:: \w+)?(?:,| =)", everything, re.M)
+    times = {name for line in lines for name in line.split(", ")}
+    classes = dict(PLAIN_CLASS.findall(everything))
+
+    def is_there(kind: str, name: str) -> bool:
+        if kind == "file":
+            ours = any(str(path).endswith(f"/{name}") for path in FILES)
+            return ours or (ROOT / name).exists() or "NAME" in name
+        if kind == "module":
+            path = ROOT / name.replace(".", "/")
+            return path.with_suffix(".py").exists() or (path / "__main__.py").exists()
+        if kind == "time":
+            return name in times
+        class_name, member = name.split(".")
+        body = classes.get(class_name)
+        return body is None or bool(re.search(rf"(def |self\.|^ +){member}\b", body, re.M))
+
+    missing = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path, source in sources.items()
+        if str(path.relative_to(ROOT)) not in OF_OTHERS
+        for text in re.findall(r'"""(.*?)"""', source, re.DOTALL)
+        for kind, pattern in REFERENCES.items()
+        for name in pattern.findall(text)
+        if not is_there(kind, name)
+    ]
+    assert not missing, "\n".join(missing)
+
+
 def test_queues_are_bounded() -> None:
     unbounded = [
         f"{path}:{node.lineno}"

@@ -9,9 +9,9 @@ is published only when a backend serves it (a run whose backends are scripts nee
 without the newest weights is fenced until it has them. Every load has a label that is never used
 again, which is how tokens are told apart (`prorl/backends/labels.py`). Runs that share a backend
 share its weights: tokens of another run's do not train. A trainer that sends weights itself
-announces them: a server is believed that stood paused (`paused.py`) or states the label that the
-trainer gave it, and gets ours. A backend that no open run uses is let go: the next run begins with
-what it serves then, its version 0.
+announces them: a server is believed that stood paused (`pool/paused.py`) or states the label that
+the trainer gave it, and gets ours. A backend that no open run uses is let go: the next run begins
+with what it serves then, its version 0.
 """
 
 from __future__ import annotations

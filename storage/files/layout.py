@@ -14,13 +14,13 @@
 
 Invariants: a commit names whole files that never change; every row of a table is in exactly one
 named file; commits are numbered densely from 1. The longest range of compacted commits stands for
-all commits that it covers, from the moment on at which its name appears (`compact.py`); a reader
+all commits that it covers, from the moment at which its name appears (`keep/compact.py`): a reader
 opens it and the commits after it, nothing else. A file that no such commit names does not exist for
 a reader: a crash may leave some (`RunDir.sweep` and `compact.collect` remove them), and files that
 a range has replaced stay for a while for readers who opened the run before (so a plain glob may
 count rows twice until then). A file that such a commit names is never removed, whatever the log
-says. Everything goes through fsspec, so that a run directory may lie in an
-object store; a copied one works like the original.
+says. Everything goes through fsspec, so that a run directory may lie in an object store; a copied
+one works like the original.
 """
 
 from __future__ import annotations

@@ -166,7 +166,9 @@ class Core:
         return self.acceptance.run(config)
 
     def cancel_run(self, run: RunRecord) -> None:
-        """End everything that has not ended, bit by bit (`prune`); the run takes nothing more."""
+        """End everything that has not ended, bit by bit (`LeaseGrants.prune`). The run accepts no
+        more groups.
+        """
         if run.life.state == "open":
             self.rollouts.end_run(run)
 

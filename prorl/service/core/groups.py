@@ -194,8 +194,8 @@ class Groups(CorePart):
                 self._journal.mark_group(group)
 
     def _end_redundant(self, run: RunRecord) -> None:
-        """End what was started and is not decided, if the run, or its step, has enough. The run's
-        pool ends bit by bit (`Core.prune`).
+        """End groups that are started and not decided, if the run, or its step, has enough. The
+        run's pool ends bit by bit (`LeaseGrants.prune`).
         """
         demand = run.demand
         if reached(demand):

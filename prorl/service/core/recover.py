@@ -1,6 +1,7 @@
-"""From the control log back to memory: whole at start, single groups later. Rebuilt from the log
-alone, by what is unfinished and not by what was ever done; what the log cannot know (who holds an
-attempt) comes from the workers' `hello` within `RECOVERY_GRACE_S`.
+"""Reads the state back from the control log: all that is unfinished at start, single groups later.
+
+The work goes with what is unfinished, not with what was ever done. Which workers hold an attempt is
+not in the log: they say it in their `hello`, within `WORKER_GRACE_S` of the start (`Core`).
 """
 
 from __future__ import annotations

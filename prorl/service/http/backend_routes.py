@@ -1,8 +1,8 @@
-"""`/v1/backends`: what may be in the pool, said once, in one line.
+"""`/v1/backends`: the pool of model servers, shown and changed.
 
-A backend is asked everything before it is logged (`servers.py`), so that a bad name, another model
-or raw logprobs never cost a rollout. The log's word stands over the config's: what was deleted
-stays out after a restart until it is added again.
+A backend is checked whole before it is logged (`pool/servers.py`), so that a bad name, another
+model or raw logprobs never cost a rollout. The log counts before the config: a backend that was
+deleted stays out after a restart until it is added again.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ One row per fact; the gateway's memory is a cache of what is here.
 Ids (`group_id`, `rollout_id`, `commit_seq`, `event_seq`, `delivery_seq`) are dense per run. Text
 columns hold values of the enums in `prorl.types`; `at` of a group event is microseconds since the
 epoch, every other time seconds. A rollout is *stored* when `part` names the part that holds its
-row; what else the store owes is in `outbox` (`outbox.py`). `runs.counters` is the JSON of
-`RunRecord.counters`; `runs.wanted`: it is loaded at start. A partial index
-is used only by a query that repeats its condition. A version's `note` is the path of its weights.
+row; what else the store owes is in `outbox` (`core/outbox.py`). `runs.counters` is the JSON of
+`RunRecord.counters`; `runs.wanted` says that the run is loaded at start. A partial index is used
+only by a query that repeats its condition. A version's `note` is the path of its weights.
 """
 
 from __future__ import annotations
