@@ -79,14 +79,14 @@ class LeaseGrants(CorePart):
             if run.queues.ending:
                 room = self._rollouts.end_more(run, room)
                 self._journal.urgent = True
-            doom = run.doom(run.demand) if run.queues.pool else None
-            while doom and run.queues.pool and room > 0 and len(run.groups) < UNDECIDED:
+            pool_end = run.pool_end(run.demand) if run.queues.pool else None
+            while pool_end and run.queues.pool and room > 0 and len(run.groups) < UNDECIDED:
                 group = self._load(run, run.queues.next_group())
                 room -= group.n
                 why = _NOBODY.format(run.config.limits.queue_s) if run.grants.expired else ""
                 for rollout in group.rollouts:
                     if rollout.life.state is RolloutState.QUEUED:
-                        self._rollouts.apply(rollout, doom, why)
+                        self._rollouts.apply(rollout, pool_end, why)
                 self._journal.urgent = True
             if room <= 0:
                 return True
@@ -146,7 +146,7 @@ class LeaseGrants(CorePart):
                 if record.life.state is RolloutState.QUEUED:
                     return record
             demand = run.demand if run.queues.pool else None
-            if demand is None or run.doom(demand) or not may_open(demand):
+            if demand is None or run.pool_end(demand) or not may_open(demand):
                 return None
             group = self._load(run, run.queues.next_group())
             if group.members.pending:

@@ -634,8 +634,8 @@ class RunRecord:
     def in_hand(self) -> int:
         return sum(self.progress.states[state] for state in IN_HAND)
 
-    def doom(self, demand: Demand) -> Event | None:
-        """Returns how everything that waits in the pool ends; None while it may still start."""
+    def pool_end(self, demand: Demand) -> Event | None:
+        """Returns the event by which all groups of the pool end; None while they may still start."""
         if self.life.cancelled:
             return Event(kind=EventKind.CANCEL, code=FailureCode.CANCELLED)
         if reached(demand):
