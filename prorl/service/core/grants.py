@@ -1,5 +1,5 @@
-"""Decides which rollout goes next: leases to runs in turn, groups out of the pool; the end of those
-that will never start.
+"""Decides which rollout is leased next, which groups leave a run's pool, and ends those that will
+never start.
 
 Each lease goes to the open run with the fewest rollouts in hand, so that a long queue takes its
 fair share and no more. Endings in bulk are cut into pieces, so that no step costs more than `PIECE`
@@ -71,8 +71,8 @@ class LeaseGrants(CorePart):
                 heapq.heappop(runs)
 
     def prune(self) -> bool:
-        """End up to `PIECE` rollouts whose run is cancelled or has enough. Those in hand before
-        those that will never start; whether there are more.
+        """End up to `PIECE` rollouts whose run is cancelled or has enough: those in hand first, then
+        those that will never start. Returns whether there are more.
         """
         room = PIECE
         for run in self._state.open.values():
@@ -93,8 +93,8 @@ class LeaseGrants(CorePart):
         return False
 
     def _load(self, run: RunRecord, group_id: int) -> GroupRecord:
-        """A group of the pool, from memory or from the log; in memory from now on. From the log
-        come those after it as well.
+        """Returns a group of the pool, which is in memory from now on. Where it is read from the
+        log, groups behind it are read too.
         """
         if group_id not in run.groups:
             for loaded in load_groups(self._log, run, group_id, run.ahead, self._clock()):
@@ -120,7 +120,9 @@ class LeaseGrants(CorePart):
         return True
 
     def _next_placeable(self, run: RunRecord, room_for: RoomFor) -> RolloutRecord | None:
-        """The run's next that a node can take: what cannot be placed holds up nobody."""
+        """Returns the run's next rollout that a node can take. Rollouts that no node can take now
+        are passed over, so that they hold up none behind them.
+        """
         full: list[RolloutRecord] = []
         placeable = None
         while placeable is None and len(full) < PLACEMENT_SCAN:
@@ -155,8 +157,9 @@ class LeaseGrants(CorePart):
         return None
 
     def expire(self, run: RunRecord, now: float, num_in_hand: int) -> None:
-        """End what has waited too long. Waiting counts while the run wants leases and nobody works:
-        not behind its own backpressure, nor behind other runs, nor in a queue that moves.
+        """End rollouts that have waited for longer than `limits.queue_s`. Time counts while the run
+        wants leases and gets none: not while its own backpressure or other runs hold it up, nor
+        while its queue moves.
 
         `num_in_hand`: the rollouts in hand of all open runs.
         """
