@@ -71,8 +71,8 @@ class LeaseGrants(CorePart):
                 heapq.heappop(runs)
 
     def prune(self) -> bool:
-        """End up to `PIECE` rollouts whose run is cancelled or has enough: those in hand first, then
-        those that will never start. Returns whether there are more.
+        """End up to `PIECE` rollouts of runs that are cancelled or have enough: first those in
+        hand, then those that will never start. Returns whether there are more.
         """
         room = PIECE
         for run in self._state.open.values():

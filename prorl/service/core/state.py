@@ -635,7 +635,7 @@ class RunRecord:
         return sum(self.progress.states[state] for state in IN_HAND)
 
     def pool_end(self, demand: Demand) -> Event | None:
-        """Returns the event by which every group of the pool ends; None while it may still start."""
+        """Returns the event that ends every group of the pool; None while it may still start."""
         if self.life.cancelled:
             return Event(kind=EventKind.CANCEL, code=FailureCode.CANCELLED)
         if reached(demand):
