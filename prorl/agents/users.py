@@ -79,9 +79,9 @@ MAX_MESSAGE_BYTES = 4 << 20
 """Of what an agent said to the policy, for people to read."""
 
 
-def program_of(name: str) -> HelperProgram:
-    """The helpers of an agent: one process for each rollout in hand, of which RUN's slots are the
-    bound.
+def helper_program(name: str) -> HelperProgram:
+    """Returns the program whose processes run an agent: one for each rollout in hand, so that RUN's
+    slots are their bound.
     """
     return HelperProgram(
         "prorl.agents.users_program",
@@ -96,11 +96,11 @@ def program_of(name: str) -> HelperProgram:
 
 
 async def check(name: str) -> None:
-    """Raises ConfigError with why a user's agent cannot be made, found out in a process of its own:
-    importing it may block, end its process or take all memory.
+    """Raise ConfigError, with the reason, for a user's agent that cannot be made. It is tried in a
+    process of its own: its import may block, end the process or take all memory.
     """
     try:
-        helper = await Helper.start(program_of(name))
+        helper = await Helper.start(helper_program(name))
     except HelperError as error:
         text = error.words if isinstance(error, Raised) else f"agent {name!r}: {error}"
         raise ConfigError(text) from None
@@ -204,7 +204,7 @@ class _Drive:
         )
         what = f"agent {name!r}"
         try:
-            helpers = await pool(program_of(name))
+            helpers = await pool(helper_program(name))
             wall_s = max(context.limits.run_s, 1.0)
             text: str = await helpers.ask(facts, what=what, wall_s=wall_s, call_back=self._serve)
         except RolloutError as error:  # of its sandbox, which it let pass; the code came as a text
@@ -233,7 +233,9 @@ class _Drive:
     # ---- what it asks for
 
     async def _serve(self, op: str, *arguments: Any) -> tuple[str, Any]:
-        """The reply to a request of the helper. One that ends the attempt ends it here."""
+        """Returns the reply to a request of the helper: ("gave", value), or ("cancelled", None)
+        once the attempt has ended. A request may be what ends it.
+        """
         task = asyncio.current_task()
         assert task is not None
         self._requests.add(task)
@@ -276,7 +278,7 @@ class _Drive:
         return None
 
     async def _restart(self) -> None:
-        """The agent begins; again, where its first process ended."""
+        """Begin the attempt for an agent that starts, or starts again in a second process."""
         self._context.deadline.resume()
         if self._has_begun:
             lost = [request for request in self._requests if request is not asyncio.current_task()]
@@ -344,7 +346,9 @@ class _Drive:
             talk.is_busy = False
 
     async def _placed(self, request: SampleRequest, talk: _Talk) -> _Spoken | End:
-        """The conversation with the new messages, ready for the policy to speak."""
+        """Returns the conversation with its new messages in a sequence, for the policy to continue;
+        or the attempt's end, where they do not fit.
+        """
         last = talk.last
         if last is None and request.origin >= 0:
             last = self._replies.get(request.origin)
@@ -383,7 +387,7 @@ class _Drive:
         tools: tuple[ToolSpec, ...],
         parent: int,
     ) -> _Spoken | End:
-        """A sequence of its own, rendered whole."""
+        """Returns the conversation in a new sequence, rendered whole; or the attempt's end."""
         if self.record.sequence.segment + 1 >= MAX_SEGMENTS:
             raise BudgetError(FailureCode.MAX_TURNS, f"{MAX_SEGMENTS} sequences")
         most, renderer = self._context.limits.max_tokens, self._context.renderer
