@@ -1,7 +1,8 @@
-"""SCORED rows -> rows of the tables, without copying a token; and which rows may be committed.
+"""Converts SCORED rows to rows of the tables, without copying a token, and checks which rows may be
+committed.
 
-`tables` is vectorised over a batch: one Arrow call per column, whatever the number of rows. `judge`
-is the last gate before a row trains.
+`tables` is vectorised over a batch: one Arrow call per column, whatever the number of rows.
+`row_verdicts` is the last check before a row trains.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from prorl.types import FAILURE_CLASS, UNSCORED, FailureCode, Json, RolloutState
 
 
 def tables(batch: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
-    """Converts SCORED rows to the rows of each table, in the order of the batch; `judge` has let
-    them through. A trajectory without a sampled token gets no rows of `sequences`: nothing of it
+    """Converts SCORED rows that have passed `row_verdicts` to the rows of each table, in the order
+    of the batch. A trajectory without a sampled token gets no rows of `sequences`: nothing of it
     can train, and its reward must not enter its siblings' advantages.
     """
     sequences, parents = sequences_of(batch)
@@ -288,7 +289,7 @@ class RowVerdict(NamedTuple):
     """Why it is invalid; empty where it is not, committable or no."""
 
 
-def judge(batch: pa.RecordBatch) -> list[RowVerdict]:
+def row_verdicts(batch: pa.RecordBatch) -> list[RowVerdict]:
     """Returns for each SCORED row whether it may be committed, and what is wrong with it. (A reward
     is EVAL's matter.) Never raises for what is in a row.
     """
@@ -306,7 +307,7 @@ def judge(batch: pa.RecordBatch) -> list[RowVerdict]:
     except RolloutError as error:
         if batch.num_rows == 1:
             return [RowVerdict(False, error.message)]
-    return [verdict for i in range(batch.num_rows) for verdict in judge(batch.slice(i, 1))]
+    return [verdict for i in range(batch.num_rows) for verdict in row_verdicts(batch.slice(i, 1))]
 
 
 def problems(batch: pa.RecordBatch) -> list[str]:

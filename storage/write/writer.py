@@ -56,7 +56,7 @@ from prorl.storage.write.batch import (
     commit_request,
     part_tables,
 )
-from prorl.storage.write.convert import judge
+from prorl.storage.write.convert import row_verdicts
 from prorl.types import AttemptKey, FailureCode, Stage
 
 log = logging.getLogger("prorl.storage")
@@ -275,7 +275,7 @@ class RunWriter:
         if not waiting_rows:
             return []
         rows = stack([waiting.row for waiting in waiting_rows])
-        verdicts = await asyncio.to_thread(judge, rows)
+        verdicts = await asyncio.to_thread(row_verdicts, rows)
         for waiting, verdict in zip(waiting_rows, verdicts, strict=True):
             if verdict.problem:
                 log.error("invalid row of %s: %s", waiting.key, verdict.problem)

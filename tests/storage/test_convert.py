@@ -18,8 +18,8 @@ from prorl.schema.sequences import read_sequences
 from prorl.storage.write.convert import (
     effective_codes,
     event_rows,
-    judge,
     problems,
+    row_verdicts,
     tables,
     terminal_rows,
 )
@@ -186,7 +186,7 @@ def test_a_row_that_makes_no_sense_at_all_is_judged_alone() -> None:
     unheard = scored(1)
     i = unheard.schema.get_field_index("failure_code")
     unheard = unheard.set_column(i, unheard.schema.field(i), pa.array(["unheard_of"]))
-    good, strange, failed = judge(
+    good, strange, failed = row_verdicts(
         pa.concat_batches([scored(0), unheard, scored(2, code=FailureCode.WORKER_LOST)])
     )
     assert (good.committable, good.problem) == (True, "")
