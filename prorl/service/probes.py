@@ -1,8 +1,8 @@
 """Asks model servers whether they are well, each by a task of its own.
 
-One that is in is asked for its health every `PROBE_S`; one that is out for a token, since a server
-that fails each model call says that it is well all the same. Whatever a name leads to, also in the
-resolver, is its own trouble and never the gateway's.
+One that is in is asked for its health every `PROBE_S`, or `IDLE_PROBE_S` while no run is open; one
+that is out for a token, since a server that fails each model call says that it is well all the
+same. Whatever a name leads to, also in the resolver, is its own trouble and never the gateway's.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     import aiohttp
 
 PROBE_S = 0.5
+IDLE_PROBE_S = 2.0
+"""An idle service probes less often: a probe is half of what it and an idle server cost. RUN's
+first call finds a server that died since the last probe.
+"""
 PROBE_TIMEOUT_S = wait_limit_s("probe.health")
 TRY_TIMEOUT_S = wait_limit_s("probe.token")
 LOADING_S = wait_limit_s("probe.loading")
@@ -42,10 +46,12 @@ class Probes:
         *,
         is_loading: Callable[[str], bool] = lambda name: False,
         probe_s: float = PROBE_S,
+        idle_probe_s: float = IDLE_PROBE_S,
         clock: Clock = now,
     ) -> None:
         self._watched, self._try_call, self._is_loading = watched, try_call, is_loading
-        self._probe_s, self._clock = probe_s, clock
+        self._probe_s, self._idle_probe_s = probe_s, idle_probe_s
+        self._clock = clock
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def watch(self) -> None:
@@ -87,7 +93,8 @@ class Probes:
                 if not (is_excused and trouble is BackendFault.SILENT):
                     self._watched.probed(name, trouble)
                 if trouble is None:
-                    await self._rest(name, self._probe_s)
+                    is_used = self._watched.has_open_run
+                    await self._rest(name, self._probe_s if is_used else self._idle_probe_s)
 
     async def _try(self, name: str) -> None:
         health = self._watched.health(name)

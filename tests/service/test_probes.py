@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from prorl.config import RunConfig
 from prorl.control import CallTotals
 from prorl.errors import BackendError
 from prorl.service.core.backend_watch import FADE_S, BackendWatch, Paces
-from prorl.service.core.state import State
+from prorl.service.core.state import RunRecord, State
 from prorl.service.pool.balancer import BackendState, Balancer
 from prorl.service.pool.health import DEAD_MISSES, SLOW_MISSES, HealthVerdict, ServerHealth
 from prorl.service.probes import PROBE_S, PROBE_TIMEOUT_S, Probes
@@ -51,8 +52,11 @@ async def listening(server: Server) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def watching(pool: BackendWatch, server: Server) -> AsyncIterator[None]:
-    work = asyncio.ensure_future(Probes(pool, server.try_call, probe_s=0.01).watch())
+async def watching(
+    pool: BackendWatch, server: Server, probe_s: float = 0.01, idle_probe_s: float = 0.01
+) -> AsyncIterator[None]:
+    probes = Probes(pool, server.try_call, probe_s=probe_s, idle_probe_s=idle_probe_s)
+    work = asyncio.ensure_future(probes.watch())
     async with asyncio.timeout(30):
         yield
     work.cancel()
@@ -113,6 +117,19 @@ async def test_a_frozen_server_is_out_by_its_probes_alone() -> None:
             assert pool.health(server.url).misses == server.num_requests == SLOW_MISSES
             assert pool._balancer.state(other.url) is BackendState.READY
     assert PROBE_S + SLOW_MISSES * PROBE_TIMEOUT_S < 3.0, "from the freeze to the verdict"
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_the_interval_depends_on_whether_a_run_is_open(is_open: bool) -> None:
+    server = Server()
+    async with listening(server):
+        pool = pool_of(server.url)
+        if is_open:
+            pool._state.open["r"] = RunRecord(config=RunConfig(run_id="r"), created_at=0.0)
+        intervals = (0.01, 300.0) if is_open else (300.0, 0.01)
+        async with watching(pool, server, *intervals):
+            while server.num_requests < 3:
+                await asyncio.sleep(0.01)
 
 
 async def test_a_name_that_no_resolver_takes_is_that_names_trouble() -> None:

@@ -114,6 +114,10 @@ class BackendWatch:
     def _balancer(self) -> Balancer:
         return self._state.balancer
 
+    @property
+    def has_open_run(self) -> bool:
+        return bool(self._state.open)
+
     def names(self) -> set[str]:
         named = {name for run in self._state.open.values() for name in run.config.backends}
         return {name for name in {*self._balancer.states, *named} if is_server(name)}
