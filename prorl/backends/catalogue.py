@@ -4,9 +4,9 @@ A backend is one file with an `Opener` and one row of `CATALOGUE`, which config,
 gateway and RUN all read. Yours is a server that speaks vLLM's token subset over HTTP, for no code
 of users runs in a worker: `configs/servers/tokens.py` is a whole one.
 
-A backend that has a coroutine `probe()` (`prorl.protocols.ProbedBackend`) is asked once, before it
-serves its first rollout. What is not an HTTP server (`is_server`) is not asked for its health and
-not given weights: its failures show in the rollouts that it serves.
+A backend with a coroutine `probe()` (`prorl.protocols.ProbedBackend`) is probed once, before it
+serves its first rollout. A backend that is not an HTTP server (`is_server`) gets neither health
+checks nor weights: its failures show in the rollouts that it serves.
 
 Imports nothing heavy, and no backend before one is opened.
 """

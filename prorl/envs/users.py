@@ -1,4 +1,4 @@
-"""Envs, rewards and tools of users: their code never runs on a loop of ours.
+"""Envs, rewards and tools of users: their code never runs on an event loop of ours.
 
     INIT, RUN, EVAL, gateway, prorl check           a helper (`prorl/helper`) a question at a time
     ------------------------------------            ----------------------------------------------
@@ -7,9 +7,9 @@
     await env.score(task, ...)          -- score -> score
         sandbox.exec(...)               <---------- what a hook does with its sandbox is done here
 
-A task runs its env here only where all of it is ours: the env, its rewards and its tools. Else the
-whole env is made in a helper, of which each process that asks has its own. Hooks that a user's env
-takes from `BaseEnv` as they are run here.
+An env runs in this process only if all of its code is ours: the env, its rewards and its tools.
+Otherwise the whole env runs in helpers of this process. Methods that a user's env inherits
+unchanged from `BaseEnv` still run here.
 
 | hook | may take |
 |---|---|
@@ -22,14 +22,14 @@ takes from `BaseEnv` as they are run here.
 | artifact | ARTIFACT_S |
 | score, verify | what is left of `limits.eval_s`, and SCORE_GRACE_S |
 
-What their code does wrong is a failure of the task, in its own words and with its line, and is not
-tried again: it raises, takes too long, ends its process, needs too much memory, or gives what the
-protocol does not know. `score` is the exception: whatever keeps it from an answer is a GraderError,
-and EVAL asks it again with the same artifact. An answer that is no score is a failure of the task.
+If the code raises, takes too long, ends its process, needs too much memory, or returns what the
+protocol does not know, that is a failure of the task, with the code's message and line, and is not
+tried again. `score` is the exception: whatever keeps it from an answer is a GraderError, and EVAL
+calls it again with the same artifact. A returned value that is no score is a failure of the task.
 
-A file that was edited is another program (`plugins.version_of`): what is opened from then on asks
-helpers that have imported the new code, and what was opened before keeps asking those that have the
-old, while they live.
+An edited file is another program (`plugins.version_of`): envs that are opened afterwards use
+helpers with the new code. Those opened before keep their helpers with the old code, while these
+live.
 """
 
 from __future__ import annotations

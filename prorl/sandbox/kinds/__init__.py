@@ -1,4 +1,4 @@
-"""The kinds of sandbox: one row and one module each, then users' own.
+"""The kinds of sandbox: one row and one module each; users may add theirs.
 
 A kind is a file whose `KIND` (`prorl.sandbox.kind.SandboxKind`) says how it starts and what it can
 do, and one row of `CATALOGUE`, which config, sandboxd, `prorl doctor`, benchmarks and docs all
