@@ -20,8 +20,8 @@ from prorl.types import (
     Completion,
     Failure,
     GenerateRequest,
+    Grade,
     Json,
-    Judgement,
     Message,
     NetworkRefusal,
     SandboxRef,
@@ -434,11 +434,11 @@ class Reference(Protocol):
 
 
 class RewardFn(Protocol):
-    """One named judgement of an artifact; a `Rubric` is a weighted sum of them."""
+    """One named measure of an artifact; a `Rubric` is a weighted sum of them."""
 
     name: str
 
     async def __call__(
         self, task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
-    ) -> float | Judgement:
+    ) -> float | Grade:
         """A value, usually in [0, 1], with or without words about it."""

@@ -1,4 +1,4 @@
-"""A rubric: a weighted sum of named judgements of an artifact.
+"""A rubric: a weighted sum of named measures of an artifact.
 
 Envs score by one.
 
@@ -32,7 +32,7 @@ from prorl.env_state import state_argument
 from prorl.errors import ConfigError, GraderError, boundary
 from prorl.limits import Deadline
 from prorl.protocols import RewardFn, Sandbox
-from prorl.types import FailureCode, Json, Judgement, RewardPart, Score, Task
+from prorl.types import FailureCode, Grade, Json, RewardPart, Score, Task
 from prorl.waits import wait_limit_s
 
 HANG_S = wait_limit_s("rubric.grace")
@@ -62,7 +62,7 @@ class Rubric:
             with boundary(GraderError, FailureCode.GRADER_ERROR, function.name):
                 async with asyncio.timeout(deadline.remaining_s + HANG_S):
                     outcome = await function(task, artifact, sandbox, deadline)
-            number, log = outcome if isinstance(outcome, Judgement) else (outcome, "")
+            number, log = outcome if isinstance(outcome, Grade) else (outcome, "")
             value = float(number) if isinstance(number, SupportsFloat) else math.nan
             if not math.isfinite(value):
                 what = f"{function.name} gave {number!r:.100}; expected a finite number"
@@ -90,16 +90,16 @@ class _Reward:
 
     async def __call__(
         self, task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
-    ) -> float | Judgement:
+    ) -> float | Grade:
         rest = () if self._is_short else (sandbox, deadline)
         outcome: Json = self._function(task, artifact, *rest, **state_argument(self._function))
-        value: float | Judgement = await outcome if inspect.isawaitable(outcome) else outcome
+        value: float | Grade = await outcome if inspect.isawaitable(outcome) else outcome
         return value
 
 
 def reward(name: str) -> Callable[[Callable[..., Json]], RewardFn]:
     """Make a function a named reward function: plain or `async`. It takes (task, artifact), or
     (task, artifact, sandbox, deadline), besides `state` where it reads what the env remembers of
-    the rollout, and gives a number or a `Judgement`. Raises ConfigError for another signature.
+    the rollout, and gives a number or a `Grade`. Raises ConfigError for another signature.
     """
     return lambda function: _Reward(name, function)

@@ -364,8 +364,8 @@ class Trajectory:
     artifact: bytes
     """The only thing that crosses into EVAL: answer text, program, diff, tar of named files."""
     rescorable: bool = True
-    """Whether the artifact is all that is judged. False: it does not fit, and the agent's sandbox
-    lives on until EVAL has judged it there.
+    """Whether the artifact is all that is graded. False: it does not fit, and the agent's sandbox
+    lives on until EVAL has graded it there.
     """
     stop_reason: StopReason
     failure: Failure
@@ -376,7 +376,7 @@ class Trajectory:
     """What the env remembers of the rollout (`prorl/env_state.py`), as JSON; EVAL sees it."""
 
 
-class Judgement(NamedTuple):
+class Grade(NamedTuple):
     """Holds what one reward function found, where a number alone would leave people asking why."""
 
     value: float

@@ -168,8 +168,8 @@ class Chain:
             log.warning("cannot end the sandboxes of an earlier life: %s", error)
 
     def _may_begin(self) -> bool:
-        """Returns whether INIT may begin a rollout: no row that RUN has finished waits too long for
-        its score and its commit, as far as the stages of this process know.
+        """Returns whether nothing that RUN has finished waits for too long; measured by the late
+        stages here.
 
         A few late rows are a slow grader's; more than RUN has slots are a loop, or a store, that
         does not keep up.

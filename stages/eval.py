@@ -368,7 +368,7 @@ class EvalOperator(StageOperator):
         del job.refusals[:-MAX_REFUSALS]
 
     async def _stop_fresh(self, job: _Job) -> None:
-        """Stop what a try has started; where the agent's sandbox is judged, that stays."""
+        """Stop what a try has started; where the agent's sandbox is graded, that stays."""
         if job.in_place is None and job.env.sandbox(job.task, Stage.EVAL) is not None:
             await self._stop(job.owner)
 

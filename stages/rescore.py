@@ -51,7 +51,7 @@ _ROW = pa.schema([RAN.field(name) for name in _COLUMNS])
 """What EVAL reads of a row."""
 
 
-def num_judged_in_place(stored: StoredRun) -> int:
+def num_graded_in_place(stored: StoredRun) -> int:
     """Rollouts that cannot be graded again: the tests ran in the agent's own sandbox."""
     return int(stored.sql(_IN_PLACE).column(0)[0].as_py())
 
@@ -70,7 +70,7 @@ async def rescore(
     provenance: str = "",
 ) -> pa.Table:
     """Scores of every rollout that was played to its end, in SCORES' shape, those included that
-    EVAL could not score at the time, and without those of `num_judged_in_place`.
+    EVAL could not score at the time, and without those of `num_graded_in_place`.
 
     `tasks` (by id) stand in for those that the run stored, `env` for theirs, and `settings` of an
     env for those that a stored task has of the same names.

@@ -30,7 +30,7 @@ import pytest
 
 from prorl.envs.answers import measures
 from prorl.envs.answers.find import final_answer
-from prorl.envs.answers.judge import MAX_REFERENCE_CHARS
+from prorl.envs.answers.grade import MAX_REFERENCE_CHARS
 from prorl.envs.swe import logs
 from prorl.renderer import guard
 from prorl.tasks.formats.questions import GSM8K
@@ -61,15 +61,15 @@ SIGNS = (
 
 ANSWERS = "prorl/envs/answers"
 BOUNDED: dict[tuple[str, str], int] = {
-    (f"{ANSWERS}/judge.py", "_FOR_ALL"): MAX_REFERENCE_CHARS,
+    (f"{ANSWERS}/grade.py", "_FOR_ALL"): MAX_REFERENCE_CHARS,
     (f"{ANSWERS}/notation.py", "_ELLIPSIS"): MAX_REFERENCE_CHARS,
     (f"{ANSWERS}/words.py", "_PRICE"): MAX_REFERENCE_CHARS,
 }
 """Letters that a pattern reads at most, by file and name. These are patterns of the graders, which
-run in helpers with 2.5 s of CPU (`prorl/envs/grading.py`); `judge` refuses longer texts.
+run in helpers with 2.5 s of CPU (`prorl/envs/grading.py`); `grade` refuses longer texts.
 """
 EXAMPLES: dict[str, tuple[str, ...]] = {
-    f"{ANSWERS}/judge.py": (
+    f"{ANSWERS}/grade.py": (
         r"real|\\mathbb ?\{? ?R|ℝ",
         r"(?<![A-Za-z\\])x(?![A-Za-z])|[<>≤≥]",
         r"(?<=\d) in the (?:afternoon|evening)$",

@@ -1,4 +1,4 @@
-"""Rubrics: the weighted sum, and what a failing judgement does."""
+"""Rubrics: the weighted sum, and what a failing measure does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prorl.errors import ConfigError, GraderError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
 from prorl.rubric import Rubric, reward
-from prorl.types import Judgement, Task
+from prorl.types import Grade, Task
 
 TASK = Task(task_id="t", env="e", prompt="")
 numbers = st.floats(-1e6, 1e6)
@@ -61,7 +61,7 @@ async def test_a_function_may_wait_look_into_the_sandbox_and_say_why() -> None:
     @reward("slow")
     async def slow(task: Task, artifact: bytes, sandbox: Sandbox | None, until: Deadline) -> object:
         await asyncio.sleep(0)
-        return Judgement(0.5, f"{until.budget_s:g} s, sandbox {sandbox}")
+        return Grade(0.5, f"{until.budget_s:g} s, sandbox {sandbox}")
 
     plain = reward("plain")(lambda task, artifact: len(artifact))
     score = await Rubric((slow, 1.0), (plain, 2.0)).score(TASK, b"ab", None, Deadline(3.0))

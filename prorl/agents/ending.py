@@ -138,8 +138,7 @@ async def _finish(
 async def _artifact(
     context: AttemptContext, record: AttemptRecord, end: End
 ) -> tuple[End, bytes | None]:
-    """Returns the artifact that the env wants EVAL to judge, and how the attempt ends. None: it is
-    too large, and EVAL judges it in the agent's own sandbox.
+    """The artifact that the env wants EVAL to grade; None: EVAL goes to where it lies.
 
     Where the sandbox cannot give the artifact any more, a good end becomes that failure, and a bad
     end stays.

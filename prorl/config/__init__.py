@@ -650,8 +650,7 @@ class Limits(StrictModel):
         default=_LIMITS.artifact_mb,
         ge=0,
         le=256,
-        description="size up to which a change is copied into a fresh sandbox for Harbor's tests; a"
-        " larger one is tested in the agent's own sandbox",
+        description="packed changes that cross to Harbor's tests; more is graded where it lies",
     )
 
     def limits(self) -> RolloutLimits:

@@ -1,7 +1,7 @@
 """NeMo Gym's agent server: `POST /run` with a row, answered by the row, its response and reward.
 
 A row has `responses_create_params` (input, temperature, top_p, max_output_tokens) and what it is
-judged by, as NeMo Gym's JSON Lines; one with `env` and `data` beside them is a task of ours. The
+graded by, as NeMo Gym's JSON Lines; one with `env` and `data` beside them is a task of ours. The
 last item of each model call has `prompt_token_ids`, `generation_token_ids` and
 `generation_log_probs`. A connection that closes cancels; a failure of ours is a 503 and no reward.
 """

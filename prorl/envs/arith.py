@@ -17,16 +17,16 @@ from prorl.envs.tools import BAD_CALL, PYTHON
 from prorl.errors import TaskError
 from prorl.protocols import Sandbox
 from prorl.rubric import Rubric, reward
-from prorl.types import Judgement, Task, ToolCall, ToolResult
+from prorl.types import Grade, Task, ToolCall, ToolResult
 
 _OUTPUT_CHARS = 40
 
 
 @reward("exact")
-def exact(task: Task, artifact: bytes) -> Judgement:
+def exact(task: Task, artifact: bytes) -> Grade:
     answer, right = artifact.decode("utf-8", "replace"), task.data["answer"]
     log = "right" if answer == right else f"expected {right}, given {answer[:_OUTPUT_CHARS]}"
-    return Judgement(float(answer == right), log)
+    return Grade(float(answer == right), log)
 
 
 class ArithEnv(BaseEnv):

@@ -17,10 +17,10 @@ A program with cases runs after `PRELUDE`: LiveCodeBench's starter code says `Li
 nothing.
 
 Invariants: tests never enter the RUN sandbox; only the program's text crosses into a fresh EVAL
-sandbox; HumanEval's verdict is the judge's exit status and a nonce that the program never sees
-(`judge.py`); of cases the sandbox gets one input at a time, and what is expected and who compares
-(`grader.py`) are outside, under another uid. What a program can cause scores 0; a judge that cannot
-start or tests that do not load raise GraderError.
+sandbox; HumanEval's verdict is the exit status of the test runner and a nonce that the program
+never sees (`code_tests.py`); of cases the sandbox gets one input at a time, and what is expected
+and who compares (`grader.py`) are outside, under another uid. What a program can cause scores 0; a
+runner that cannot start or tests that do not load raise GraderError.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from prorl.protocols import Sandbox
 from prorl.rubric import Rubric, reward
 from prorl.types import (
     FailureCode,
+    Grade,
     Json,
-    Judgement,
     Task,
     ToolCall,
     ToolResult,
@@ -149,21 +149,19 @@ class CodeSettings(PromptSettings):
 
 
 @reward("tests")
-async def tests(
-    task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
-) -> Judgement:
+async def tests(task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline) -> Grade:
     """Returns 1 when every test passes, else 0. Raises GraderError or SandboxError."""
     if not artifact.strip():
-        return Judgement(0.0, "no program: neither a fenced block nor " + SOLUTION_FILE)
+        return Grade(0.0, "no program: neither a fenced block nor " + SOLUTION_FILE)
     if sandbox is None:
         raise GraderError(FailureCode.GRADER_ERROR, "the code env needs an EVAL sandbox")
     if "cases" in task.data:
-        return await judge_cases(task, artifact, sandbox, deadline)
+        return await grade_cases(task, artifact, sandbox, deadline)
     nonce = secrets.token_hex(16)
     task_limit_s = float(task.data.get("timeout_s", TESTS_S))
     limit_s = min(task_limit_s, deadline.remaining_s)
     result = await sandbox.exec(
-        ["python3", "-I", "-c", _judge_source()], limit_s, _job(task, artifact, nonce)
+        ["python3", "-I", "-c", _test_runner_source()], limit_s, _job(task, artifact, nonce)
     )
     return _verdict(result, nonce, is_cut=limit_s < task_limit_s)
 
@@ -258,7 +256,7 @@ def _head(task: Task) -> str:
 
 
 def _job(task: Task, artifact: bytes, nonce: str) -> bytes:
-    """Returns the input of the judge: the whole program, the tests and the nonce, as JSON.
+    """Returns the input of the test runner: the whole program, the tests and the nonce, as JSON.
 
     A text that defines the function follows the prompt's head; any other is the rest of its body.
     """
@@ -278,12 +276,12 @@ def _job(task: Task, artifact: bytes, nonce: str) -> bytes:
     return exact_json.dumps(job)
 
 
-def _verdict(result: ToolResult, nonce: str, *, is_cut: bool) -> Judgement:
-    log = result.output.replace(nonce, "judge")[-MAX_LOG_CHARS:]
+def _verdict(result: ToolResult, nonce: str, *, is_cut: bool) -> Grade:
+    log = result.output.replace(nonce, "NONCE")[-MAX_LOG_CHARS:]
     if result.timed_out:
         if is_cut:
             raise cut_short("tests")
-        return Judgement(0.0, f"the tests did not end in time\n{log}")
+        return Grade(0.0, f"the tests did not end in time\n{log}")
     words = result.output.rstrip().rsplit("\n", 1)[-1].split()
     verdict = words[1] if len(words) == 2 and words[0] == nonce else ""
     if verdict == "error" or f"{nonce} start" not in result.output:
@@ -291,19 +289,19 @@ def _verdict(result: ToolResult, nonce: str, *, is_cut: bool) -> Judgement:
             FailureCode.GRADER_ERROR,
             f"the tests could not run (exit status {result.exit_code}): {log}",
         )
-    return Judgement(float(verdict == "pass" and result.exit_code == 0), log)
+    return Grade(float(verdict == "pass" and result.exit_code == 0), log)
 
 
 @cache
-def _judge_source() -> str:
-    return files("prorl.envs").joinpath("judge.py").read_text()
+def _test_runner_source() -> str:
+    return files("prorl.envs").joinpath("code_tests.py").read_text()
 
 
 # ---- programs with cases
 
 
 def check_cases(task: Task) -> None:
-    """`data.cases` is what the judge reads. Raises TaskError."""
+    """`data.cases` is what the grader compares. Raises TaskError."""
     cases: Json = task.data["cases"]
     function = task.data.get("function", "")
     if not isinstance(cases, list) or not cases:
@@ -331,9 +329,7 @@ def _check_case(task: Task, number: int, case: Json, *, has_function: bool) -> N
         raise field_error(task, f"data.cases[{number}]: {case!r}", "a text as input and as output")
 
 
-async def judge_cases(
-    task: Task, artifact: bytes, sandbox: Sandbox, deadline: Deadline
-) -> Judgement:
+async def grade_cases(task: Task, artifact: bytes, sandbox: Sandbox, deadline: Deadline) -> Grade:
     """Returns 1 if all cases pass; with the setting `partial` the share that passes.
 
     Raises GraderError, SandboxError.
@@ -362,7 +358,7 @@ async def judge_cases(
             break
     share = passed / len(cases)
     log += f"{passed} of {len(cases)} cases passed"
-    return Judgement(share if partial else float(share == 1.0), log[-MAX_LOG_CHARS:])
+    return Grade(share if partial else float(share == 1.0), log[-MAX_LOG_CHARS:])
 
 
 async def _problem(

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from prorl.envs.answers import MARKED, MAX_ANSWER_CHARS, final_answer, judge, science
+from prorl.envs.answers import MARKED, MAX_ANSWER_CHARS, final_answer, grade, science
 from prorl.envs.answers.find import in_format
 from prorl.helper.child import Answer, serve
 
@@ -47,14 +47,14 @@ def _math(
         *_, last = ("", *filter(str.strip, text.splitlines()))
         if len(last) <= MAX_ANSWER_CHARS and _spoken(last) == _spoken(reference):
             return True, "text", last.strip(), "last line"
-    return *judge(reference, answer.text, question, grading), *answer
+    return *grade(reference, answer.text, question, grading), *answer
 
 
 def _science(
     data: Mapping[str, Any], question: str, text: str, answer_format: str = "any"
 ) -> tuple[bool, str, str, str]:
     """Grades an answer of science; the result is that of `_math`."""
-    return science.judge(data, question, in_format(text, answer_format))
+    return science.grade(data, question, in_format(text, answer_format))
 
 
 def _spoken(text: str) -> str:

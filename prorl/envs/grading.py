@@ -1,7 +1,7 @@
 """Our graders, each question in a helper (`prorl/helper`) with a limit of processor time.
 
 An answer is whatever a policy wrote, so whatever it causes there is its own: where a grader raises,
-runs out of time or memory, or dies, it is asked to judge a harmless answer by that reference. If it
+runs out of time or memory, or dies, it is asked to grade a harmless answer by that reference. If it
 can, the answer is wrong; else the grader has failed, which is never a reward.
 """
 

@@ -32,7 +32,7 @@ from prorl.errors import GraderError, TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
 from prorl.rubric import Rubric, reward
-from prorl.types import FailureCode, Judgement, Task, ToolCall
+from prorl.types import FailureCode, Grade, Task, ToolCall
 
 MAX_REFERENCE_CHARS = 1000
 
@@ -59,22 +59,22 @@ class MathSettings(PromptSettings):
 @reward("correct")
 async def correct(
     task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
-) -> Judgement:
+) -> Grade:
     gold, text = str(task.data["answer"]), artifact.decode("utf-8", "replace")
     settings = MathSettings.of(task)
     how, zero = (settings.grading, settings.answer_format), spell("0", settings.answer_format)
-    judged, why = await grading.ask(
+    graded, why = await grading.ask(
         grading.RULES,
         ("math", gold, text, task.prompt, *how),
         ("math", gold, zero, task.prompt, *how),
         deadline,
     )
-    if judged is None:
-        return Judgement(0.0, f"the answer cannot be judged: {why}")
-    right, path, answer, method = judged
+    if graded is None:
+        return Grade(0.0, f"the answer cannot be graded: {why}")
+    right, path, answer, method = graded
     if right is None:
         right, path = await _by_math_verify(gold, answer, deadline)
-    return Judgement(
+    return Grade(
         float(right),
         f"answer {answer[:200]!r} ({method}), reference {gold!r}:"
         f" {'equal' if right else 'different'} by {path}",
@@ -123,7 +123,7 @@ class MathEnv(BaseEnv):
 
 
 async def _by_math_verify(gold: str, answer: str, deadline: Deadline) -> tuple[bool, str]:
-    """Judge by math-verify where the rules cannot read the reference. Raises GraderError."""
+    """Grade by math-verify where the rules cannot read the reference. Raises GraderError."""
     if find_spec("math_verify") is None:
         raise GraderError(
             FailureCode.GRADER_ERROR,

@@ -2,7 +2,7 @@
 
 The workspace holds `data.source` as `data.file`. The policy looks with `bash`, edits with `files`
 and ends; what it is shown is short. Hidden tests (`code.tests`, as HumanEval's: `prompt`, to which
-the module is appended, `entry_point`, `test`) judge the file that it leaves, in a fresh sandbox.
+the module is appended, `entry_point`, `test`) grade the file that it leaves, in a fresh sandbox.
 `broken` and `mended`, the line as it is and as it should be, are for the oracle.
 """
 

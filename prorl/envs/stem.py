@@ -32,7 +32,7 @@ from prorl.errors import TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
 from prorl.rubric import Rubric, reward
-from prorl.types import Json, Judgement, Task, ToolCall
+from prorl.types import Grade, Json, Task, ToolCall
 
 LETTERS = string.ascii_uppercase
 TOLERANCE = 0.01
@@ -55,24 +55,24 @@ class StemSettings(PromptSettings):
 @reward("correct")
 async def correct(
     task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
-) -> Judgement:
+) -> Grade:
     """Returns 1 for the right choice, quantity or text, else 0. Raises GraderError."""
     expected, text = _answer(task), artifact.decode("utf-8", "replace")
     data = {"answer": expected} | {
         name: task.data[name] for name in ("choices", "aliases", "tolerance") if name in task.data
     }
     answer_format = StemSettings.of(task).answer_format
-    judged, why = await grading.ask(
+    graded, why = await grading.ask(
         grading.RULES,
         ("science", data, task.prompt, text, answer_format),
         ("science", data, task.prompt, spell("0", answer_format), answer_format),
         deadline,
     )
-    if judged is None:
-        return Judgement(0.0, f"the answer cannot be judged: {why}")
-    right, path, answer, how = judged
+    if graded is None:
+        return Grade(0.0, f"the answer cannot be graded: {why}")
+    right, path, answer, how = graded
     comparison = f"answer {answer!r} ({how}), reference {expected!r}"
-    return Judgement(float(right), f"{comparison}: {'equal' if right else 'different'} by {path}")
+    return Grade(float(right), f"{comparison}: {'equal' if right else 'different'} by {path}")
 
 
 class StemEnv(BaseEnv):

@@ -376,7 +376,7 @@ class UsersEnv(BaseEnv):
         self, task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
         wall_s = deadline.remaining_s
-        judged: Score = await self._helpers.ask(
+        score: Score = await self._asking.ask(
             "score",
             wall_s + SCORE_GRACE_S,
             Score,
@@ -386,7 +386,7 @@ class UsersEnv(BaseEnv):
             sandbox=sandbox,
             again=sandbox is None,
         )
-        return judged
+        return score
 
     async def _verify(self, task: Task, sandbox: Sandbox, deadline: Deadline) -> None:
         wall_s = deadline.remaining_s

@@ -40,7 +40,7 @@ while not output or output[-1]["type"] == "function_call_output":
         tool_output = {"type": "function_call_output", "call_id": call.call_id, "output": answer}
         output.append(tool_output)
 response = reply.model_dump(mode="json") | {"output": output}
-judged = http.post("/verify", json=row | {"response": response}).raise_for_status().json()
+verdict = http.post("/verify", json=row | {"response": response}).raise_for_status().json()
 with open("reward.json", "w") as file:
-    numbers = {name: number for name, number in judged.items() if isinstance(number, int | float)}
-    json.dump({**numbers, "reward": float(judged["reward"])}, file)
+    numbers = {name: number for name, number in verdict.items() if isinstance(number, int | float)}
+    json.dump({**numbers, "reward": float(verdict["reward"])}, file)

@@ -25,7 +25,7 @@ theirs = Task(id=task["task_id"], instruction=task["prompt"], metadata=data.get(
 where = os.environ["OPENAI_BASE_URL"].removesuffix("/v1") + f"/{os.environ['OPENAI_API_KEY']}/v1"
 config = AgentConfig(base_url=where, model="policy", session_uid=task["task_id"])
 episode = asyncio.run(run_agent_flow(named(data["flow"]), theirs, config))
-judged = named(data["evaluator"]).evaluate(theirs, episode)
+outcome = named(data["evaluator"]).evaluate(theirs, episode)
 with open("reward.json", "w") as file:
-    parts = {signal.name: float(signal.value) for signal in judged.signals}
-    json.dump({**parts, "reward": float(judged.reward)}, file)
+    parts = {signal.name: float(signal.value) for signal in outcome.signals}
+    json.dump({**parts, "reward": float(outcome.reward)}, file)

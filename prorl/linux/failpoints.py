@@ -39,7 +39,7 @@ FAILPOINTS: Final[Mapping[str, str]] = MappingProxyType(
         "commit.shown": "store: readers see it, nothing is acked",
         "rows.acked": "store: their senders may forget them",
         "index.added": "store: a commit's groups can be found and served",
-        "decision.asked": "store: groups are judged, the log has not been asked",
+        "decision.asked": "store: groups are decided, the log has not been asked",
         "decision.answered": "store: decisions stand, nothing is served",
         "handout.asked": "store: a trainer waits, the log has not been asked",
         "handout.answered": "store: groups have their place in the order, nobody has them",

@@ -82,7 +82,7 @@ def prove(renderer: TemplateRenderer) -> Proof:
     takes_system = renderer.template.try_render(values, add_generation_prompt=True) is not None
     proved = cases(thinks=thinks, system=takes_system)
     return Proof(
-        {case.kind: judge(renderer, case) for case in proved},
+        {case.kind: prove_case(renderer, case) for case in proved},
         thinks,
         _calls(renderer),
         _shows_tools(renderer),
@@ -135,7 +135,7 @@ def _calls(renderer: TemplateRenderer) -> str:
     return ""
 
 
-def judge(renderer: TemplateRenderer, case: Case) -> Finding:
+def prove_case(renderer: TemplateRenderer, case: Case) -> Finding:
     try:
         text = bare(renderer.prompt_text((*case.past, *case.new), (TOOL,)))
         before = bare(renderer.prompt_text(case.past[:-1], (TOOL,)))

@@ -117,7 +117,7 @@ class Decider:
         loop, wait_s = asyncio.get_running_loop(), AGAIN_S
         while True:
             try:
-                return await loop.run_in_executor(self._thread, self._judge, groups)
+                return await loop.run_in_executor(self._thread, self._decide, groups)
             except FilterLostError as error:
                 log.warning("run %s: %s; asked again in %g s", self._run_id, error, wait_s)
             await asyncio.sleep(wait_s)
@@ -140,7 +140,7 @@ class Decider:
         completed = sum(member.state is RolloutState.COMPLETED for member in group.members)
         return self._facts.num_rollouts(group.group_id) >= completed
 
-    def _judge(self, groups: Sequence[GroupComplete]) -> list[GroupDecision]:
+    def _decide(self, groups: Sequence[GroupComplete]) -> list[GroupDecision]:
         """Decide groups on the filter's thread, which alone owns it: compiling may take a while."""
         if self._filter is None and not self._refused:
             try:

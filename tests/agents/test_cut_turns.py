@@ -15,7 +15,7 @@ from prorl.testing import Replies, sampled
 from prorl.types import FailureClass, FinishReason, Message, ToolCall
 from tests.agents.test_native import ToolEnv, check_exact, context
 from tests.renderer import families
-from tests.renderer.bridge_judge import conversation
+from tests.renderer.bridge_checks import conversation
 from tests.renderer.families import MODELS, Model, needs_data
 
 pytestmark = needs_data

@@ -1,7 +1,7 @@
 r"""Rows as policies write them: references of GSM8K and of MATH's shapes, half answered rightly.
 
 Built from a seed, so that no rule is fitted to its rows: another seed is another table.
-`python -m tests.envs.math_realistic SEED` prints what is judged wrongly.
+`python -m tests.envs.math_realistic SEED` prints what is graded wrongly.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
-from prorl.envs.answers import final_answer, judge
+from prorl.envs.answers import final_answer, grade
 
 GSM8K = Path(__file__).parents[2] / "../shared/data/gsm8k/train-2000.jsonl"
 _ENDS = (
@@ -43,7 +43,7 @@ class Row(NamedTuple):
 def rows(seed: int, size: int) -> list[Row]:
     """So many rows, half of them with a question of GSM8K where its file is there."""
     dice = random.Random(seed)
-    judged_rows: list[Row] = []
+    graded_rows: list[Row] = []
     words = list(_word_problems(dice)) if GSM8K.exists() else []
     for index in range(size):
         if words and index % 2:
@@ -53,8 +53,8 @@ def rows(seed: int, size: int) -> list[Row]:
         is_right = index % 4 < 2
         answer = dice.choice(rights if is_right else wrongs)
         end = dice.choice(_ENDS[:5] if "," in answer and "\\" not in answer else _ENDS)
-        judged_rows.append(Row(question, reference, end.format(answer), is_right))
-    return judged_rows
+        graded_rows.append(Row(question, reference, end.format(answer), is_right))
+    return graded_rows
 
 
 def _word_problems(dice: random.Random) -> Iterator[tuple[str, str, list[str], list[str]]]:
@@ -251,17 +251,17 @@ _SHAPES = (
 )  # fmt: skip
 
 
-def misjudged(seed: int, size: int) -> list[tuple[Row, str]]:
+def misgraded(seed: int, size: int) -> list[tuple[Row, str]]:
     """The rows whose verdict is not theirs, with the answer that was found."""
     wrong = []
     for row in rows(seed, size):
         answer = final_answer(row.text).text
-        if bool(judge(row.reference, answer, row.question)[0]) is not row.right:
+        if bool(grade(row.reference, answer, row.question)[0]) is not row.right:
             wrong.append((row, answer))
     return wrong
 
 
 if __name__ == "__main__":
-    for row, answer in misjudged(int(sys.argv[1]), 1000):
+    for row, answer in misgraded(int(sys.argv[1]), 1000):
         verdict = "refused" if row.right else "TAKEN"
         print(f"{verdict} {row.question[-90:]!r} {row.reference!r} {answer!r}")

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl.envs.answers import GRADINGS, final_answer, judge, science
+from prorl.envs.answers import GRADINGS, final_answer, grade, science
 from prorl.envs.answers.notation import UnreadableError
 from prorl.envs.answers.parse import parse
 from prorl.envs.grader import prepare
-from tests.envs.math_realistic import misjudged
+from tests.envs.math_realistic import misgraded
 from tests.envs.math_verify_comparison import ours, written
 from tests.growth import Repeated, is_quadratic
 
@@ -59,14 +59,14 @@ def test_final_answer(text: str, answer: str, expected_source: str) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_the_tables_are_judged_rightly(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tables_are_graded_rightly(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """At least 97 % right, at most 0.3 % wrong answers taken for right, every reference read."""
     rows = [json.loads(line) for line in (Path(__file__).parent / name).read_text().splitlines()]
     counts: Counter[tuple[str, str]] = Counter()
     wrong, slowest = [], 0.0
     for row in rows:
         began = time.process_time()
-        verdict, path = judge(row["reference"], final_answer(row["answer"]).text)
+        verdict, path = grade(row["reference"], final_answer(row["answer"]).text)
         slowest = max(slowest, time.process_time() - began)
         outcome = "as it should" if verdict is row["right"] else _OUTCOMES[verdict]
         counts[row["kind"], outcome] += 1
@@ -90,9 +90,9 @@ def test_the_tables_are_judged_rightly(name: str, capsys: pytest.CaptureFixture[
     assert slowest < SLOWEST_CPU_S
 
 
-def test_answers_as_policies_write_them_are_judged_rightly() -> None:
-    """At least 97 % of 1,000 rows are judged rightly, and at most one wrong answer is paid."""
-    wrong = misjudged(1, 1000)
+def test_answers_as_policies_write_them_are_graded_rightly() -> None:
+    """At least 97 % of 1,000 rows are graded rightly, and at most one wrong answer is paid."""
+    wrong = misgraded(1, 1000)
     assert len(wrong) <= 1000 * (1 - ACCURACY), wrong
     assert sum(not row.right for row, _ in wrong) <= 1, wrong
 
@@ -138,7 +138,7 @@ def test_answers_that_were_written_before_the_rules_were_read() -> None:
 def test_how_far_an_answer_is_worked_out(
     reference: str, answer: str, question: str, gradings: str
 ) -> None:
-    accepting = [name for name in GRADINGS if judge(reference, answer, question, name)[0]]
+    accepting = [name for name in GRADINGS if grade(reference, answer, question, name)[0]]
     assert accepting == gradings.split()
 
 
@@ -161,7 +161,7 @@ def test_how_far_an_answer_is_worked_out(
     ],
 )
 def test_congruences(reference: str, answer: str, right: bool) -> None:
-    assert judge(reference, answer)[0] is right
+    assert grade(reference, answer)[0] is right
 
 
 def test_a_bare_answer_is_read_whole() -> None:
@@ -171,7 +171,7 @@ def test_a_bare_answer_is_read_whole() -> None:
         line for name in TABLES for line in (Path(__file__).parent / name).read_text().splitlines()
     )
     references = {json.loads(line)["reference"] for line in lines}
-    readable = [reference for reference in sorted(references) if judge(reference, reference)[0]]
+    readable = [reference for reference in sorted(references) if grade(reference, reference)[0]]
     assert len(readable) > 100
     for reference in readable:
         for answer in (reference, f"{reference}.", f"${reference}$", f"So I find:\n\n{reference}"):
@@ -196,7 +196,7 @@ def test_a_bare_answer_is_read_whole() -> None:
 def test_the_last_number_of_an_unfinished_answer_is_no_answer(
     reference: str, text: str, right: bool
 ) -> None:
-    assert judge(reference, final_answer(text).text)[0] is right
+    assert grade(reference, final_answer(text).text)[0] is right
 
 
 @pytest.mark.parametrize(
@@ -210,8 +210,8 @@ def test_the_last_number_of_an_unfinished_answer_is_no_answer(
     ],
 )
 def test_a_reference_that_cannot_be_read_is_no_verdict(reference: str) -> None:
-    assert judge(reference, "2")[0] is None
-    assert judge(reference, reference) == (True, "text")
+    assert grade(reference, "2")[0] is None
+    assert grade(reference, reference) == (True, "text")
 
 
 @pytest.mark.parametrize(
@@ -221,8 +221,8 @@ def test_a_reference_that_cannot_be_read_is_no_verdict(reference: str) -> None:
 def test_capitals_and_primes_count_where_a_reference_cannot_be_read(
     reference: str, answer: str
 ) -> None:
-    assert judge(reference, answer)[0] is False
-    assert judge(reference, reference)[0] is True
+    assert grade(reference, answer)[0] is False
+    assert grade(reference, reference)[0] is True
 
 
 def test_brackets_too_deep_are_not_read() -> None:
@@ -249,7 +249,7 @@ def test_only_the_last_boxes_are_a_list() -> None:
     ],
 )
 def test_angles_and_bases(reference: str, answer: str, right: bool) -> None:
-    assert judge(reference, answer)[0] is right
+    assert grade(reference, answer)[0] is right
 
 
 @pytest.mark.parametrize(
@@ -294,29 +294,29 @@ def test_angles_and_bases(reference: str, answer: str, right: bool) -> None:
 )
 def test_no_answer_makes_the_rules_fail(reference: str, answer: str) -> None:
     """Exact values that are no doubles, and divisions by 0, are wrong answers."""
-    assert judge(reference, answer)[0] is False
+    assert grade(reference, answer)[0] is False
 
 
 @given(st.integers(-(10**12), 10**12))
 def test_numbers_are_read_with_and_without_separators(value: int) -> None:
-    assert judge(str(value), f"{value:,}")[0]
-    assert judge(f"{value:,}", f"{value} dollars")[0]
-    assert not judge(str(value), str(value + 1))[0]
+    assert grade(str(value), f"{value:,}")[0]
+    assert grade(f"{value:,}", f"{value} dollars")[0]
+    assert not grade(str(value), str(value + 1))[0]
 
 
 @given(st.fractions(max_denominator=10**6))
 def test_fractions_are_equal_in_all_their_spellings(value: Fraction) -> None:
     spelled = rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
     for answer in (str(value), rf"\dfrac{{{2 * value.numerator}}}{{{2 * value.denominator}}}"):
-        assert judge(spelled, answer)[0]
-    assert not judge(spelled, str(value + Fraction(1, 7)))[0]
+        assert grade(spelled, answer)[0]
+    assert not grade(spelled, str(value + Fraction(1, 7)))[0]
 
 
 @given(st.text(alphabet="0123456789xyz+-*/^()[]{}|,.!=<>\\ #%$_fracsqtboxedtextinpm", max_size=200))
 def test_any_text_has_a_verdict_and_costs_little(text: str) -> None:
     began = time.process_time()
     for reference in ("5", "x^2+1", "\\{1,2\\}", "[2,5)", "B", text or "1"):
-        judge(reference, final_answer(text).text)
+        grade(reference, final_answer(text).text)
     try:
         parse(text)
     except UnreadableError:
@@ -362,7 +362,7 @@ def test_any_text_has_a_verdict_and_costs_little(text: str) -> None:
 def test_hostile_answers_cost_little(text: str) -> None:
     for reference in ("7", "x^2", "\\{1, 2\\}", "(2,5]", "y=x", "25\\%", "5 km", text):
         began = time.process_time()
-        verdict = judge(reference, text)[0]
+        verdict = grade(reference, text)[0]
         assert time.process_time() - began < SLOWEST_CPU_S
         assert reference == text or not verdict or text.startswith("1 ")
 
@@ -406,24 +406,24 @@ numbers: right by `closed_form`, wrong by `strict`.
 """
 
 
-def _judged(
+def _graded(
     row: dict[str, Any], answers: str, verdict: bool, grading: str = "closed_form"
 ) -> list[str]:
-    """Returns the answers of a row that are judged so."""
+    """Returns the answers of a row that are graded so."""
     return [
         answer
         for answer in row.get(answers, ())
-        if judge(row["reference"], final_answer(f"#### {answer}").text, row["question"], grading)[0]
+        if grade(row["reference"], final_answer(f"#### {answer}").text, row["question"], grading)[0]
         is verdict
     ]
 
 
 @pytest.mark.parametrize("row", _AIMED, ids=lambda row: row["reference"][:40])
-def test_answers_that_were_aimed_at_the_rules_are_judged_rightly(row: dict[str, Any]) -> None:
-    assert _judged(row, "answers", True) == []
-    assert _judged(row, "right", False) == []
-    assert _judged(row, "closed", False) == []
-    assert _judged(row, "closed", True, "strict") == []
+def test_answers_that_were_aimed_at_the_rules_are_graded_rightly(row: dict[str, Any]) -> None:
+    assert _graded(row, "answers", True) == []
+    assert _graded(row, "right", False) == []
+    assert _graded(row, "closed", False) == []
+    assert _graded(row, "closed", True, "strict") == []
 
 
 _WHOLE = [
@@ -438,16 +438,16 @@ def test_endings_as_policies_write_them(row: dict[str, Any]) -> None:
     data, question = row["data"], row["question"]
     for text in (*row["right"], *row.get("wrong", ())):
         if row["env"] == "stem":
-            verdict, *_ = science.judge(data, question, text)
+            verdict, *_ = science.grade(data, question, text)
         else:
             verdict = prepare("rules")(("math", data["answer"], text, question))[0]
         assert verdict is (text in row["right"]), text
 
 
 def _read(text: str) -> None:
-    """Judges a text's end, and finds the answer in a text 30 times as long."""
+    """Grades a text's end, and finds the answer in a text 30 times as long."""
     for reference in ("5", "(1,2)"):
-        judge(reference, text[:1000], "How many apples does he have left?")
+        grade(reference, text[:1000], "How many apples does he have left?")
     final_answer(text * 30)
 
 

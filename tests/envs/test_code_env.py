@@ -1,4 +1,4 @@
-"""The code env: real programs judged by a real process, and every known way to fake a pass."""
+"""The code env: real programs graded by a real process, and every known way to fake a pass."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ import gc, sys, json, builtins
 frame = sys._getframe()
 while frame:
     frame.f_globals["check"] = lambda candidate: None
-    frame.f_globals["judge"] = lambda *a: 0
+    frame.f_globals["run_check"] = lambda *a: 0
     frame.f_globals["FAIL"] = 0
     frame = frame.f_back
 builtins.AssertionError = ValueError
@@ -139,7 +139,7 @@ async def test_a_program_that_hangs_scores_0_but_lack_of_time_does_not(tmp_path:
 
 
 class _ForgedSandbox(LocalSandbox):
-    """Answers `exec` with a given output in which NONCE stands for the judge's own."""
+    """Answers `exec` with a given output in which NONCE stands for the test runner's own."""
 
     def __init__(self, folder: Path, output: str, exit_code: int) -> None:
         super().__init__(folder)
@@ -174,7 +174,7 @@ async def test_a_pass_needs_the_exit_status_and_the_nonce_last(
     ("output", "exit_code"),
     [("", 0), ("pass", 0), ("python3: No such file", 127), ("NONCE start\nNONCE error", 2)],
 )
-async def test_a_judge_that_did_not_judge_is_the_graders_failure(
+async def test_a_test_runner_that_did_not_run_is_the_graders_failure(
     tmp_path: Path, output: str, exit_code: int
 ) -> None:
     with pytest.raises(GraderError):

@@ -59,7 +59,7 @@ async def test_no_time_masks_and_never_scores() -> None:
 
 
 async def test_an_answer_that_takes_all_its_time_is_wrong() -> None:
-    """The helper is killed, the reference alone is judged in time, the next answer is too."""
+    """The helper is killed, the reference alone is graded in time, the next answer is too."""
     score = await _score(UNREADABLE, f"#### {SLOW_FOR_SYMPY}")
     assert score.reward == 0
     assert "math-verify" in score.log

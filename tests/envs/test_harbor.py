@@ -224,7 +224,7 @@ STEP_CHECK = (
 async def test_each_step_has_its_tests_and_its_instruction(
     tmp_path: Path, image: Path, answers: tuple[int | str, ...], toml: str, reward: float
 ) -> None:
-    """The first step is judged where the agent works, the last one in a fresh sandbox; with less
+    """The first step is graded where the agent works, the last one in a fresh sandbox; with less
     than `min_reward` no further one is played.
     """
     least = "min_reward = 0.5\n" if toml == "min_reward" else ""
@@ -314,7 +314,7 @@ BROKEN = "rm -rf /logs; echo > /logs"
 async def test_however_much_an_agent_writes_it_is_judged(
     tmp_path: Path, image: Path, command: str, artifact_mb: int, crosses: bool, reward: float
 ) -> None:
-    """An artifact that is too large to cross is judged in the agent's own sandbox, as in Harbor;
+    """An artifact that is too large to cross is graded in the agent's own sandbox, as in Harbor;
     what is broken there or here is the agent's doing.
     """
     task, env, boxes = _task(tmp_path, image, TXT), HarborEnv(), isolated("pyns")

@@ -17,10 +17,10 @@ from prorl.types import Json, Task
 ENV = StemEnv()
 
 
-def _judge(task: Task, final: str) -> tuple[bool, str]:
+def _grade(task: Task, final: str) -> tuple[bool, str]:
     ENV.check(task)
     data = {**task.data, "answer": ENV.reference(task).answer.removeprefix("#### ")}
-    right, *reasons = science.judge(data, task.prompt, final)
+    right, *reasons = science.grade(data, task.prompt, final)
     return right, " ".join(reasons)
 
 
@@ -62,7 +62,7 @@ def _short(answer: Json, **data: Json) -> Task:
     ],
 )
 def test_choices(final: str, right: bool) -> None:
-    verdict, reason = _judge(_choice(), final)
+    verdict, reason = _grade(_choice(), final)
     assert verdict is right, reason
 
 
@@ -73,12 +73,12 @@ def test_a_choice_that_is_a_quantity_may_be_answered_in_other_units(
     final: str, right: bool
 ) -> None:
     task = make_task("stem", "Which force?", choices=["10 N", "20 N", "20 kN", "2 N"], answer="B")
-    assert _judge(task, f"#### {final}")[0] is right
+    assert _grade(task, f"#### {final}")[0] is right
 
 
 @pytest.mark.parametrize("answer", ["B", 1, "nitrogen"])
 def test_the_reference_may_be_letter_index_or_text(answer: Json) -> None:
-    assert _judge(_choice(answer), "#### B")[0]
+    assert _grade(_choice(answer), "#### B")[0]
     assert "A) oxygen\nB) nitrogen" in ENV.messages(_choice(answer))[1].content
 
 
@@ -88,7 +88,7 @@ def _table(name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("row", _table("stem_table.jsonl"), ids=lambda row: row["answer"])
 def test_short_answers(row: dict[str, Any]) -> None:
-    verdict, reason = _judge(_short(row["reference"]), f"#### {row['answer']}")
+    verdict, reason = _grade(_short(row["reference"]), f"#### {row['answer']}")
     assert verdict is row["right"], reason
 
 
@@ -96,15 +96,15 @@ def test_short_answers(row: dict[str, Any]) -> None:
 def test_answers_that_were_aimed_at_the_rules_are_wrong(row: dict[str, Any]) -> None:
     answers = row["answers"]
     texts = [form.format(answer) for answer in answers for form in ("#### {}", "{}", "It is {}.")]
-    judged = [science.judge(row["data"], row["question"], answer)[0] for answer in texts]
-    assert not any(judged), answers
+    graded = [science.grade(row["data"], row["question"], answer)[0] for answer in texts]
+    assert not any(graded), answers
 
 
 def test_tolerance_and_aliases_are_the_tasks() -> None:
-    assert _judge(_short("9.81 m/s^2", tolerance=0.05), "#### 10 m/s^2")[0]
-    assert not _judge(_short("9.81 m/s^2", tolerance=0), "#### 9.82 m/s^2")[0]
-    assert _judge(_short(1905, tolerance=0.01), "#### 1915")[0]
-    assert _judge(_short("water", aliases=["H2O"]), "#### H2O")[0]
+    assert _grade(_short("9.81 m/s^2", tolerance=0.05), "#### 10 m/s^2")[0]
+    assert not _grade(_short("9.81 m/s^2", tolerance=0), "#### 9.82 m/s^2")[0]
+    assert _grade(_short(1905, tolerance=0.01), "#### 1915")[0]
+    assert _grade(_short("water", aliases=["H2O"]), "#### H2O")[0]
 
 
 def test_the_oracle_is_right() -> None:

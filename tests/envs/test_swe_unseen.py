@@ -114,7 +114,7 @@ async def test_code_that_takes_the_twins_time_is_judged_when_eval_asks_again(
                 rewards.append(error.message)
         late = "too little of EVAL's time was left for the altered twin: the change is far slower"
         assert rewards.pop() == reward
-        assert rewards, "judged at once"
+        assert rewards, "graded at once"
         assert all(str(each).startswith(late) for each in rewards), rewards
 
 

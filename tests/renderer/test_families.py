@@ -18,7 +18,7 @@ from prorl.renderer.model import TurnKind, Verdict
 from prorl.tokenizer import HFTokenizer
 from prorl.types import Message
 from tests.renderer import families
-from tests.renderer.bridge_judge import Tally, conversation, judge
+from tests.renderer.bridge_checks import Tally, check_conversations, conversation
 from tests.renderer.families import MODELS, TEMPLATES, Model, needs_data
 
 pytestmark = needs_data
@@ -54,7 +54,7 @@ def test_golden_renders(model: Model) -> None:
 
 @pytest.mark.parametrize("model", MODELS, ids=NAMES)
 def test_random_tool_conversations(model: Model) -> None:
-    _check(model, judge(model, range(4)))
+    _check(model, check_conversations(model, range(4)))
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_random_tool_conversations(model: Model) -> None:
 @pytest.mark.parametrize("model", MODELS, ids=NAMES)
 def test_a_thousand_random_tool_conversations(model: Model) -> None:
     """The number of conversations is PRORL_CONVERSATIONS; `-s` prints the counts."""
-    tally = judge(model, range(int(os.environ.get("PRORL_CONVERSATIONS", "1000"))))
+    tally = check_conversations(model, range(int(os.environ.get("PRORL_CONVERSATIONS", "1000"))))
     print(model.name, tally)
     _check(model, tally)
 

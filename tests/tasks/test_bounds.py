@@ -19,8 +19,8 @@ import pytest
 
 from prorl.config import RunConfig
 from prorl.envs import get_env, harbor
-from prorl.envs.answers.judge import MAX_REFERENCE_CHARS as MAX_JUDGED_CHARS
-from prorl.envs.answers.judge import judge
+from prorl.envs.answers.grade import MAX_REFERENCE_CHARS as MAX_GRADED_CHARS
+from prorl.envs.answers.grade import grade
 from prorl.envs.math import MAX_REFERENCE_CHARS
 from prorl.errors import TaskError
 from prorl.renderer.apart import check_fits
@@ -85,8 +85,8 @@ def of_math(length: int) -> None:
     get_env("math").check(task)
 
 
-def to_judge(length: int) -> None:
-    why = judge("1" * length, "1", "", is_step=False)[1]
+def to_grade(length: int) -> None:
+    why = grade("1" * length, "1", "", is_step=False)[1]
     assert "too long" not in why, why
 
 
@@ -134,7 +134,7 @@ BOUNDS = {
     ),
     "bytes of a prompt": Bound(4 * 1000, lambda n: check_fits(n, 4, 1000), "at most 4,000"),
     "letters of an answer of math": Bound(MAX_REFERENCE_CHARS, of_math, "the reference answer"),
-    "letters of a reference that is judged": Bound(MAX_JUDGED_CHARS, to_judge, "too long"),
+    "letters of a reference that is graded": Bound(MAX_GRADED_CHARS, to_grade, "too long"),
     "tasks of a generated set": Bound(
         MAX_TASKS, lambda n: distinct(n, random.Random(0), _draw), "at most 200000"
     ),

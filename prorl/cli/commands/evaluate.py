@@ -135,7 +135,7 @@ def rescore(directory: str, job: Job, sandbox: str, eval_s: float | None, *, jso
     from prorl.sandbox.node.probe import choose
     from prorl.sandbox.spawn import spawned
     from prorl.service.core.manifest import code_sha256
-    from prorl.stages.rescore import num_judged_in_place
+    from prorl.stages.rescore import num_graded_in_place
     from prorl.stages.rescore import rescore as grade
     from prorl.storage.files.appended import add_scores, check_name
     from prorl.storage.read.catalog import StoredRun
@@ -179,10 +179,10 @@ def rescore(directory: str, job: Job, sandbox: str, eval_s: float | None, *, jso
         "code_sha256": code_sha256(),
         "created_at": time.time(),
     }
-    if num_skipped := num_judged_in_place(run):
+    if num_skipped := num_graded_in_place(run):
         note(
             f"{num_skipped:,} rollouts are left out: they changed more than crossed to the tests"
-            " (`run.limits.artifact_mb`), and were judged in their own sandboxes"
+            " (`run.limits.artifact_mb`), and were graded in their own sandboxes"
         )
     rows = asyncio.run(graded())
     add_scores(run.directory, name, rows)

@@ -7,7 +7,7 @@ r"""Final answers of mathematics: finding them in a text, reading them, comparin
 | parse, values, tree | plain notation -> a tree |
 | evaluate, sets, measures | what a tree is worth: numbers, real sets, units |
 | closed, congruence | numbers spelled as one operation; congruences |
-| compare, judge | whether an answer is the reference |
+| compare, grade | whether an answer is the reference |
 
 Pure functions of bounded work, no I/O. Nothing is guessed: an answer that has no reading is wrong,
 a reference that has none is said to have none.
@@ -21,7 +21,7 @@ from prorl.envs.answers.find import (
     final_answer,
     spell,
 )
-from prorl.envs.answers.judge import GRADINGS, Grading, judge
+from prorl.envs.answers.grade import GRADINGS, Grading, grade
 
 __all__ = [
     "GRADINGS",
@@ -31,6 +31,6 @@ __all__ = [
     "AnswerFormat",
     "Grading",
     "final_answer",
-    "judge",
+    "grade",
     "spell",
 ]

@@ -6,9 +6,9 @@ without a unit in the wanted one; a whole number without a unit is exact, unless
 otherwise. Where it is words, texts are compared without articles and punctuation; capitals count
 where they mean something (`Co`, `CO`); a formula (`mv^2/r`) is compared as mathematics.
 
->>> judge({"answer": "500 m"}, "How far?", "#### 0.5 km")[0]
+>>> grade({"answer": "500 m"}, "How far?", "#### 0.5 km")[0]
 True
->>> judge({"answer": "Co"}, "Which metal?", "#### CO")[0], judge({"answer": 1905}, "", "1915")[0]
+>>> grade({"answer": "Co"}, "Which metal?", "#### CO")[0], grade({"answer": 1905}, "", "1915")[0]
 (False, False)
 """
 
@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prorl.envs.answers.find import MARKED, OTHER, final_answer, stated
-from prorl.envs.answers.judge import judge as judge_mathematics
+from prorl.envs.answers.grade import grade as grade_mathematics
 from prorl.envs.answers.measures import QuestionContext
 from prorl.envs.answers.notation import decimal_commas
 from prorl.envs.answers.numerals import numerals
@@ -80,7 +80,7 @@ _ACIDITY = re.compile(r"(?:[Tt]he )?pH ?(?:=|of|is|:|≈)? ?(?=-?\d)")
 _COUNT = re.compile(r"-?\d{1,3}(?:,\d{3})+|-?\d+")
 
 
-def judge(data: Mapping[str, Any], question: str, text: str) -> tuple[bool, str, str, str]:
+def grade(data: Mapping[str, Any], question: str, text: str) -> tuple[bool, str, str, str]:
     """Returns (right, the rule that decided, the answer that was found, how)."""
     answer, method = final_text(text)
     expected = str(data["answer"])
@@ -139,7 +139,7 @@ def _compare(
             named = _NAME.match(answer) if "=" not in reference else None
             if named and named[1] not in reference:
                 answer = named[2]
-            if is_formula and judge_mathematics(reference, answer, question)[0]:
+            if is_formula and grade_mathematics(reference, answer, question)[0]:
                 return True, "mathematics"
             continue
         path = "quantity"

@@ -6,7 +6,7 @@
     EVAL   a fresh sandbox: the pack, then tests/ as /tests, then test.sh; the reward files are read
 
 Where the verifier is separate, EVAL's sandbox has the verifier's image, and only the declared
-artifacts cross. Changes that are more than cross (`RolloutLimits.artifact_mb`) are judged where
+artifacts cross. Changes that are more than cross (`RolloutLimits.artifact_mb`) are graded where
 they lie: the tests run in the agent's own sandbox, as they do in Harbor.
 
 A verifier that leaves no valid reward is the policy's doing (reward 0) where the same tests on the
@@ -190,7 +190,7 @@ class HarborEnv(BaseEnv):
         """The verifier's rewards. Raises GraderError, SandboxError, RolloutError."""
         assert sandbox is not None
         try:
-            parts, log = await judge(task, artifact, sandbox, deadline)
+            parts, log = await grade_in_sandbox(task, artifact, sandbox, deadline)
         except NoRewardError as error:
             return self.without_reward(task, error)
         return Score(parts=parts, log=log[-LOG_CHARS:])
@@ -203,15 +203,15 @@ class HarborEnv(BaseEnv):
         """
         try:
             if not task.data["verifier"]["image"]:
-                parts, log = await judge(task, b"", sandbox, deadline)
-                log = f"judged in the agent's own sandbox\n{log}"
+                parts, log = await grade_in_sandbox(task, b"", sandbox, deadline)
+                log = f"graded in the agent's own sandbox\n{log}"
             else:
                 limit_s = deadline.remaining_s / 2
                 artifact = await self._pack_within(task, sandbox, MAX_ARTIFACTS_BYTES, limit_s)
                 if artifact is None:
                     limit = f"{MAX_ARTIFACTS_BYTES >> 20} MiB in {limit_s:.0f} s"
                     raise NoRewardError(f"its artifacts cannot be packed into {limit}")
-                parts, log = await judge(task, artifact, fresh, deadline)
+                parts, log = await grade_in_sandbox(task, artifact, fresh, deadline)
         except NoRewardError as error:
             return self.without_reward(task, error)
         except SandboxError as error:
@@ -313,7 +313,7 @@ class StepError(GraderError):
     """A program of ours failed in the verifier's sandbox."""
 
 
-async def judge(
+async def grade_in_sandbox(
     task: Task, artifact: bytes, sandbox: Sandbox, deadline: Deadline
 ) -> tuple[tuple[RewardPart, ...], str]:
     """`_run_verifier` where the agent's work lies: that our programs fail there is its doing, for

@@ -4,7 +4,7 @@
 
 Each step is a turn of the env's: the policy's answer ends a step, its tests run, and the next
 instruction is the next message of the same conversation. Between two steps the tests are removed.
-The last step that was played is judged by EVAL, in a fresh sandbox as a task of one step is; the
+The last step that was played is graded by EVAL, in a fresh sandbox as a task of one step is; the
 tests of the steps before it run where the agent works, as Harbor's do, so what pays there pays here
 (docs/harbor.md).
 
@@ -23,9 +23,9 @@ from prorl.env_state import EnvState, current_state
 from prorl.envs.harbor import (
     STEP_S,
     HarborEnv,
+    grade_in_sandbox,
     inside,
     is_solution,
-    judge,
     put_files,
     solve_command,
     wait_until_healthy,
@@ -60,7 +60,7 @@ class HarborStepsEnv(HarborEnv):
         sandbox: Sandbox | None,
     ) -> str | None:
         """Run the tests of a step and return the next one's instruction; None behind the last one,
-        which EVAL judges, and where a step's reward is too small.
+        which EVAL grades, and where a step's reward is too small.
         """
         assert sandbox is not None
         rewards = state.setdefault("rewards", [])
@@ -71,7 +71,7 @@ class HarborStepsEnv(HarborEnv):
             return None
         try:
             limit_s = float(step.data["verifier"]["timeout_s"])
-            parts, _ = await judge(step, b"", sandbox, Deadline(limit_s + STEP_S))
+            parts, _ = await grade_in_sandbox(step, b"", sandbox, Deadline(limit_s + STEP_S))
         except NoRewardError as error:
             state["lacking"] = str(error)
             return None

@@ -24,7 +24,7 @@ workspace prepared afresh, without what decides about it (`guard.py`). The rewar
 named tests pass, else 0; a diff that does not apply, tests that hang or a sandbox that they break
 are 0, too; a workspace whose changes cannot be read any more is `sandbox_broken`.
 
-Who can forge a verdict: `judge.py`, and `docs/software-engineering.md` for what remains possible.
+Who can forge a verdict: `change_grader.py`, and `docs/software-engineering.md` for what remains possible.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ from dataclasses import replace
 
 from prorl.envs.base import BaseEnv, Solution
 from prorl.envs.swe import fields, workspace
-from prorl.envs.swe.fields import check_fields
-from prorl.envs.swe.judge import (
+from prorl.envs.swe.change_grader import (
     NOTHING,
-    Judge,
+    ChangeGrader,
     bring_reference,
     bring_tests,
     check_reference,
@@ -45,6 +44,7 @@ from prorl.envs.swe.judge import (
     run_task,
     score_of,
 )
+from prorl.envs.swe.fields import check_fields
 from prorl.envs.tools import BASH, FILES, text_field
 from prorl.errors import NoReferenceError
 from prorl.limits import Deadline
@@ -130,7 +130,7 @@ class SweEnv(BaseEnv):
         note, diff = workspace.remark(artifact)
         if not diff.strip():
             return score_of(task, NOTHING, f"{note}no change")
-        return await Judge(task, sandbox, deadline, artifact).score()
+        return await ChangeGrader(task, sandbox, deadline, artifact).score()
 
     def reference(self, task: Task) -> Solution:
         self.check(task)

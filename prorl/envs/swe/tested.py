@@ -111,7 +111,7 @@ async def run_tests(sandbox: Sandbox, harness: Harness) -> Tested:
 
 
 def _without_report(done: ToolResult) -> Tested:
-    """Judges a run without a report of the runner. Raises GraderError where it could not run."""
+    """Grades a run without a report of the runner. Raises GraderError where it could not run."""
     if done.timed_out:
         return Tested(frozenset(), "the tests did not end in time", timed_out=True)
     if done.exit_code in (126, 127) or "Error" in done.output:

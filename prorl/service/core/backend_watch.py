@@ -139,7 +139,7 @@ class BackendWatch:
     def probed(self, name: str, trouble: BackendFault | None) -> None:
         health = self.health(name)
         if not health.is_out:
-            self._judge(name, health.probe(trouble), f"a probe was {trouble}")
+            self._apply_verdict(name, health.probe(trouble), f"a probe was {trouble}")
 
     def reported(
         self, name: str, trouble: BackendFault, faults: int, calls: int, message: str
@@ -151,7 +151,7 @@ class BackendWatch:
         if trouble is BackendFault.BUSY:
             health.busy_replies, health.busy_at = health.busy_replies + 1, self._clock()
             health.busy_reason = message
-        self._judge(name, health.call(trouble, faults, calls), message)
+        self._apply_verdict(name, health.call(trouble, faults, calls), message)
         if trouble in (BackendFault.REFUSED, BackendFault.SILENT):
             self.doubts.setdefault(name, asyncio.Event()).set()
 
@@ -167,7 +167,7 @@ class BackendWatch:
         self._balancer.restore(name)
         self.on_change()
 
-    def _judge(self, name: str, verdict: HealthVerdict, reason: str) -> None:
+    def _apply_verdict(self, name: str, verdict: HealthVerdict, reason: str) -> None:
         health = self.health(name)
         if (
             verdict is HealthVerdict.NONE

@@ -1,4 +1,4 @@
-"""Judges whether a model server is well: evidence -> verdict. Pure: no I/O, no clock.
+"""Decides whether a model server is well: evidence -> verdict. Pure: no I/O, no clock.
 
     evidence                                  verdict
     refused, reset, unwell (its own 5xx)      out at once, even when nothing is left

@@ -4,7 +4,7 @@ A folder is read where it lies, and the task names it by its absolute path: each
 or grades the task needs it there. `harbor_toml.py` has the keys of `task.toml`, docs/harbor.md what
 is read, refused and reported.
 
-A task that could not be judged as its author meant is refused here, before anything is started. A
+A task that could not be graded as its author meant is refused here, before anything is started. A
 key that has no effect is kept in `data.deviations`, which `TaskSet.deviations` counts.
 """
 
@@ -146,7 +146,7 @@ def _config(folder: Path) -> TaskToml:
 
 
 def _check_supported(folder: Path, config: TaskToml) -> None:
-    """Raise TaskError for what would need another judge or another machine than we have."""
+    """Raise TaskError for what would need another verifier or another machine than we have."""
     environment, verifier = config.environment, config.verifier
     if (folder / "trajectory.json").exists():
         raise unsupported("trajectory.json, a conversation to go on with", "a task without it")

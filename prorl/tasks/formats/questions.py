@@ -176,22 +176,24 @@ SCIQ = Format("sciq", ("question", "correct_answer", "distractor1"), read_right_
 
 def read_verl(row: Row, index: int) -> Task:
     """prompt, reward_model [, data_source, ability, extra_info]."""
-    judged = row["reward_model"]
-    judged = mapping(judged, "reward_model") if isinstance(judged, str) else judged
-    if not isinstance(judged, dict) or judged.get("ground_truth") is None:
+    reward_model = row["reward_model"]
+    reward_model = (
+        mapping(reward_model, "reward_model") if isinstance(reward_model, str) else reward_model
+    )
+    if not isinstance(reward_model, dict) or reward_model.get("ground_truth") is None:
         raise TaskError(
-            f"reward_model is {str(judged)[:100]}", "an object with ground_truth", "add it"
+            f"reward_model is {str(reward_model)[:100]}", "an object with ground_truth", "add it"
         )
     source = row.get("data_source")
     source = source if isinstance(source, str) and source else "verl"
     extra = row.get("extra_info")
     extra = extra if isinstance(extra, dict) else {}
-    tests = program_data(judged["ground_truth"])
+    tests = program_data(reward_model["ground_truth"])
     return Task(
         task_id=name_of(extra, source, index, "index"),
         env="code" if tests else "math",
         prompt=conversation(row["prompt"]),
-        data=tests or {"answer": answer(judged["ground_truth"])},
+        data=tests or {"answer": answer(reward_model["ground_truth"])},
         data_source=source,
     )
 
@@ -206,7 +208,7 @@ def read_nemo_gym(row: Row, index: int) -> Task:
         issue = _issue(metadata)
         return detect(issue).read(issue, index)
     prompt = conversation(params.get("input") if isinstance(params, dict) else params)
-    env, data = _judged(row)
+    env, data = _env_and_data(row)
     return Task(
         task_id=name_of(row, "nemo_gym", index, "uuid", "task_id", "id"),
         env=env,
@@ -230,8 +232,8 @@ def _issue(metadata: dict[str, Json]) -> dict[str, Json]:
     return issue
 
 
-def _judged(row: Row) -> tuple[str, dict[str, Json]]:
-    """The env that judges a row, and the task data that it wants."""
+def _env_and_data(row: Row) -> tuple[str, dict[str, Json]]:
+    """Returns the env that grades a row, and the task data that it wants."""
     metadata = row.get("verifier_metadata")
     if isinstance(metadata, dict) and isinstance(metadata.get("unit_tests"), dict):
         return "code", program_data(metadata["unit_tests"])

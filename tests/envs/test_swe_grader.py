@@ -1,4 +1,4 @@
-"""The judge of `swe`: every right solution scores 1, however it is written, and what is forged 0.
+"""The grader of `swe`: every right solution scores 1, however it is written, and what is forged 0.
 
 The tables are `swe_right.py` and `swe_forged.py`, over the ten repositories of
 `swe_repositories.py`; the fast suite tries each row with one of them.
@@ -17,7 +17,7 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from prorl.envs.swe import SweEnv, judge
+from prorl.envs.swe import SweEnv, change_grader
 from prorl.envs.swe.shell import ARTIFACT, BASE, DIFF
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
@@ -60,7 +60,7 @@ async def host(sandbox_kind: str) -> AsyncIterator[UnixSandboxHost]:
 async def _score(host: UnixSandboxHost, task: Task, artifact: bytes) -> Score:
     spec = ENV.sandbox(task, Stage.EVAL)
     assert spec is not None
-    ref = await host.start(f"judge/{next(NUMBERS_OF)}/1", "eval", spec)
+    ref = await host.start(f"grade/{next(NUMBERS_OF)}/1", "eval", spec)
     async with host.connect(ref) as sandbox:
         await ENV.prepare(task, sandbox)
         score = await ENV.score(task, artifact, sandbox, Deadline(120.0))
@@ -252,7 +252,7 @@ if not any(map(os.path.exists, places)):
         open(place, "w").close()
 """
     forges = EVERYWHERE["calls no test"].replace("\n", "\n    ")
-    monkeypatch.setattr(judge, "shuffled", list)  # the run that counts comes first
+    monkeypatch.setattr(change_grader, "shuffled", list)  # the run that counts comes first
     score = await _score(
         host, NUMBERS.task(), _change(NUMBERS, NUMBERS.wrong, f"{mark}    {forges.strip()}\n")
     )
@@ -279,12 +279,12 @@ async def test_a_right_change_is_not_lost_to_twins_that_have_no_time(
 ) -> None:
     task, change = TEXTS.task(), _change(TEXTS, TEXTS.right, "")
     await _score(host, task, change)  # what is true of the task is known
-    monkeypatch.setattr(judge, "shuffled", list)  # the run that counts comes first
-    monkeypatch.setattr(judge, "RUNNER_S", 0.0)
-    monkeypatch.setattr(judge, "SLOWER_S", 1000.0)  # on a busy machine, too
+    monkeypatch.setattr(change_grader, "shuffled", list)  # the run that counts comes first
+    monkeypatch.setattr(change_grader, "RUNNER_S", 0.0)
+    monkeypatch.setattr(change_grader, "SLOWER_S", 1000.0)  # on a busy machine, too
     spec = ENV.sandbox(task, Stage.EVAL)
     assert spec is not None
-    ref = await host.start("judge/stalled/1", "eval", spec)
+    ref = await host.start("grade/stalled/1", "eval", spec)
     async with host.connect(ref) as sandbox:
         await ENV.prepare(task, sandbox)
         score = await ENV.score(task, change, cast(Sandbox, Stalled(sandbox)), Deadline(40.0))
@@ -358,7 +358,7 @@ async def test_each_assertion_has_a_twin_that_honest_work_fails(tmp_path: Path) 
 
     async def rewritten(turn: int) -> dict[str, Any]:
         (folder / "test_it.py").write_text(text)
-        argv = ["python3", "-I", "-c", judge.program()]
+        argv = ["python3", "-I", "-c", change_grader.program()]
         done = await sandbox.exec(argv, 20.0, orjson.dumps({**job, "turn": turn}))
         return dict(orjson.loads(done.output))
 

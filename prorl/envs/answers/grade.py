@@ -7,9 +7,9 @@ wrong, and so is a number with words behind it that neither the question nor the
 Three-valued: right, wrong, or None where these rules cannot read the *reference*; an answer that
 they cannot read is wrong.
 
->>> judge("3\\frac{1}{2}", "7/2"), judge("5", "not 5"), judge("\\int_0^1 f", "2")[0]
+>>> grade("3\\frac{1}{2}", "7/2"), grade("5", "not 5"), grade("\\int_0^1 f", "2")[0]
 ((True, 'mathematics'), (False, 'mathematics'), None)
->>> judge("18", "18 eggs", "How many eggs are left?"), judge("18", "18 lakh")[0]
+>>> grade("18", "18 eggs", "How many eggs are left?"), grade("18", "18 lakh")[0]
 ((True, 'mathematics'), False)
 """
 
@@ -65,7 +65,7 @@ GRADINGS: tuple[Grading, ...] = get_args(Grading)
 """
 
 
-def judge(
+def grade(
     reference: str,
     answer: str,
     question: str = "",
@@ -96,10 +96,10 @@ def judge(
     answer = "=".join(sides)
     if 1 < len(sides) <= _MAX_SIDES:
         if speech.asks_percent and not speech.is_share and "%" in sides[-1]:
-            return judge(f"{reference}\\%", answer, question, grading)
+            return grade(f"{reference}\\%", answer, question, grading)
         if all(
-            judge(reference, side, question, grading, is_step=True)[0] for side in sides
-        ) and any(judge(reference, side, question, grading)[0] for side in (sides[0], sides[-1])):
+            grade(reference, side, question, grading, is_step=True)[0] for side in sides
+        ) and any(grade(reference, side, question, grading)[0] for side in (sides[0], sides[-1])):
             return True, "each side"
     right = _same_mathematics(_meaning(reference), _meaning(answer), speech, is_step)
     # what reads more than these rules do takes less notice of capitals and primes
@@ -190,7 +190,7 @@ _CHOSEN = re.compile(
 
 
 def _choice(reference: str, answer: str, speech: QuestionContext) -> bool | None:
-    """Judges a reference of one capital letter or several, with or without the choice's text."""
+    """Grades a reference of one capital letter or several, with or without the choice's text."""
     plain = plain_of(reference)
     letter = _CHOICE.fullmatch(plain)
     if letter is None:
@@ -202,7 +202,7 @@ def _choice(reference: str, answer: str, speech: QuestionContext) -> bool | None
     match = _CHOSEN.fullmatch(bare(plain_of(answer)).replace("~", " "))
     listed = speech.choice(letter[1])
     if match is None:  # the choice's text alone
-        return bool(listed and judge(listed, answer, speech.question, speech.grading)[0])
+        return bool(listed and grade(listed, answer, speech.question, speech.grading)[0])
     option = match[1] if speech.has_question and not listed else match[1].upper()
     if option != letter[1]:
         return False
@@ -217,7 +217,7 @@ def _is_text_of(letter: str, text: str, speech: QuestionContext) -> bool:
     if not listed:
         number_in = numerals(text)
         return any(map(str.isdigit, number_in)) and _tree(number_in) is not None
-    return bool(judge(listed, text, speech.question, speech.grading)[0])
+    return bool(grade(listed, text, speech.question, speech.grading)[0])
 
 
 def _letters(text: str) -> frozenset[str]:
@@ -231,7 +231,7 @@ def _letters(text: str) -> frozenset[str]:
 
 
 def _choice_with_text(reference: str, answer: str, speech: QuestionContext) -> bool | None:
-    """Judges a reference such as `(B) 24` by its letter, its text or both."""
+    """Grades a reference such as `(B) 24` by its letter, its text or both."""
     reference_match = _LETTERED.fullmatch(plain_of(reference).replace("~", " "))
     if reference_match is None:
         return None
@@ -241,9 +241,9 @@ def _choice_with_text(reference: str, answer: str, speech: QuestionContext) -> b
         right = answer_match[1].upper() == letter
         return right and (
             not answer_match[2]
-            or bool(judge(text, answer_match[2], speech.question, speech.grading)[0])
+            or bool(grade(text, answer_match[2], speech.question, speech.grading)[0])
         )
-    return judge(text, answer, speech.question, speech.grading)[0]
+    return grade(text, answer, speech.question, speech.grading)[0]
 
 
 # ---- texts
@@ -258,7 +258,7 @@ _PADDED = re.compile(r"0\d+")
 
 
 def _text(reference: str, answer: str, speech: QuestionContext) -> bool | None:
-    """Judges sign by sign, or as words; where the reference is words, nothing else is right."""
+    """Grades sign by sign, or as words; where the reference is words, nothing else is right."""
     if exact_text(reference) == exact_text(answer):
         return True
     plain = plain_of(reference)
@@ -311,7 +311,7 @@ _PREFIXED = re.compile(r"0([bBoOxX])([0-9A-Fa-f]+)")
 
 
 def _base(reference: str, answer: str, speech: QuestionContext) -> bool | None:
-    """Judges digits in the reference's base, or the same number in another base."""
+    """Grades digits in the reference's base, or the same number in another base."""
     expected, actual = _in_base(reference), _in_base(bare(answer))
     if expected is None:
         if actual is None:
@@ -349,7 +349,7 @@ _CLOCK = re.compile(r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))?")
 
 
 def _time(reference: str, answer: str, speech: QuestionContext) -> bool | None:
-    """Judges a time of the day, where the reference has a.m. or p.m."""
+    """Grades a time of the day, where the reference has a.m. or p.m."""
     expected = _seconds(reference)
     if expected is None:
         return None

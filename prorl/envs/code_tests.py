@@ -1,4 +1,4 @@
-"""The judge of the `code` env: a program for `python3 -I -c` in a fresh EVAL sandbox.
+"""The test runner of the `code` env: a program for `python3 -I -c` in a fresh EVAL sandbox.
 
 Standard library, Python 3.8 or newer.
 
@@ -9,9 +9,9 @@ Standard library, Python 3.8 or newer.
 The program runs in a child of its own and never shares an interpreter with the tests: calls and
 results cross a socket as plain data. So a program that prints, calls `sys.exit(0)`, rebinds
 `check`, returns objects that equal everything, or walks the interpreter's frames meets neither the
-tests nor the nonce. It cannot signal the judge (`fence`). The child is forked before anything is
-read, and the parent is not dumpable, so that its memory and descriptors stay closed to it. The
-program gets to run after `NONCE start` is out: a judge that dies later was killed by the program,
+tests nor the nonce. It cannot signal the test runner (`fence`). The child is forked before anything
+is read, and the parent is not dumpable, so that its memory and descriptors stay closed to it. The
+program gets to run after `NONCE start` is out: a runner that dies later was killed by the program,
 one that never started is the machine's fault.
 
 Not promised: values that are not plain data (functions, instances, generators) cross as an error,
@@ -58,8 +58,8 @@ def hide() -> None:
 def fence() -> None:
     """From here on signals reach this process and its own alone (Landlock, Linux 6.12).
 
-    The sandbox has one uid, so its judge's would not keep them off. Where the kernel cannot, a
-    judge that is stopped or killed is a failure of the program all the same.
+    The sandbox has one uid, so its runner's would not keep them off. Where the kernel cannot, a
+    runner that is stopped or killed is a failure of the program all the same.
     """
     try:
         import ctypes
@@ -196,7 +196,7 @@ def ask(channel: socket.socket, request: Any) -> Any:
     raise CandidateError(reply["text"])
 
 
-def judge(channel: socket.socket, job: Any) -> int:
+def run_check(channel: socket.socket, job: Any) -> int:
     candidate = stand_in(channel)
     try:
         check = check_of(job, candidate)
@@ -263,7 +263,7 @@ def main() -> int:
     nonce = job["nonce"]
     print(f"{nonce} start", flush=True)
     try:
-        verdict = judge(channel, job)
+        verdict = run_check(channel, job)
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

@@ -137,15 +137,15 @@ def official(
     )
 
 
-def judge(model: Model, seeds: range) -> Tally:
+def check_conversations(model: Model, seeds: range) -> Tally:
     renderer, tally = families.renderer(model), Tally()
     for seed in seeds:
         messages, tools = conversation(model, seed)
-        _judge(model, renderer, messages, tools, tally)
+        _check_conversation(model, renderer, messages, tools, tally)
     return tally
 
 
-def _judge(
+def _check_conversation(
     model: Model,
     renderer: TemplateRenderer,
     messages: Sequence[Message],
@@ -159,9 +159,9 @@ def _judge(
     tally.prompts_equal += _same(renderer, ids, text)
     for index, new in turns(messages):
         if len(messages[index].tool_calls) <= model.most_calls:
-            _judge_call(renderer, messages[index], tools, tally)
+            _check_call(renderer, messages[index], tools, tally)
         if new:
-            _judge_bridge(renderer, messages, tools, index, new, tally)
+            _check_bridge(renderer, messages, tools, index, new, tally)
 
 
 def _same(renderer: TemplateRenderer, ids: Any, text: str) -> bool:
@@ -171,7 +171,7 @@ def _same(renderer: TemplateRenderer, ids: Any, text: str) -> bool:
     return tokenizer.decode(ids) == text
 
 
-def _judge_bridge(
+def _check_bridge(
     renderer: TemplateRenderer,
     messages: Sequence[Message],
     tools: tuple[ToolSpec, ...],
@@ -198,10 +198,10 @@ def _judge_bridge(
         tally.users += 1
         tally.users_exact += exact
     if exact and sampled_text is not None:
-        _judge_ids(renderer, before, sampled_text, new, expected, tally)
+        _check_ids(renderer, before, sampled_text, new, expected, tally)
 
 
-def _judge_ids(
+def _check_ids(
     renderer: TemplateRenderer,
     before: str,
     sampled_text: str,
@@ -221,7 +221,7 @@ def _judge_ids(
     tally.ids_differ += not sampled_text[:1].isspace() and not _same(renderer, grown, expected)
 
 
-def _judge_call(
+def _check_call(
     renderer: TemplateRenderer,
     message: Message,
     tools: tuple[ToolSpec, ...],

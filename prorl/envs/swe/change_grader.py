@@ -1,4 +1,4 @@
-"""Judges a change by its tests, and by the altered twin: the same tests, expecting something else.
+"""Grades a change by its tests, and by the altered twin: the same tests, expecting something else.
 
     bring     tests and what the reference does on their side, into a fresh checkout
     keep      a snapshot outside of the sandbox: every run begins from it
@@ -67,10 +67,10 @@ REAL = -1
 NUM_TWINS = 3
 SLOWER, SLOWER_S = 3.0, 5.0
 """A change that takes so many times the reference's time, and so many seconds more, and leaves none
-for a twin is judged in two askings: an honest one is rarely that slow, code that only waits always.
+for a twin is graded in two askings: an honest one is rarely that slow, code that only waits always.
 """
 COUNTS = ".git/prorl.held"
-MAX_FACTS, MAX_UNJUDGED, MAX_COUNTS_BYTES = 512, 64, 8 << 20
+MAX_FACTS, MAX_UNGRADED, MAX_COUNTS_BYTES = 512, 64, 8 << 20
 
 
 class Facts(NamedTuple):
@@ -87,7 +87,7 @@ class Facts(NamedTuple):
     """How long the rewritten tests took with the reference; 0: nobody knows."""
 
 
-class Unjudged(NamedTuple):
+class UngradedChange(NamedTuple):
     """The part of a change that is kept when it left no time for its twins."""
 
     real: Tested
@@ -98,11 +98,11 @@ class Unjudged(NamedTuple):
 
 _facts: OrderedDict[str, Facts] = OrderedDict()
 """By the digest of a task; the ones used last, MAX_FACTS of them."""
-_unjudged: OrderedDict[str, Unjudged] = OrderedDict()
-"""By the digests of task and change; the last MAX_UNJUDGED of them."""
+_ungraded: OrderedDict[str, UngradedChange] = OrderedDict()
+"""By the digests of task and change; the last MAX_UNGRADED of them."""
 
 
-class Judge:
+class ChangeGrader:
     """One change, in a prepared sandbox of its own."""
 
     def __init__(self, task: Task, sandbox: Sandbox, deadline: Deadline, artifact: bytes) -> None:
@@ -114,10 +114,10 @@ class Judge:
         self._facts = Facts()
         self._key = _digest(task)
         self._change_key = self._key + _digest(artifact)
-        self._kept = _unjudged.get(self._change_key)
+        self._kept = _ungraded.get(self._change_key)
         self._real: Tested | None = None
         self._real_s = 0.0
-        self._has_twin, self._has_judged = False, False
+        self._has_twin, self._has_twin_result = False, False
         self._suspects: dict[int, list[str]] = {}
         self._is_late = False
         """Whether there was no time to confirm one of them."""
@@ -158,7 +158,7 @@ class Judge:
         if not forged and (self._is_late or self._has_starved()):
             self._keep()
             raise cut_short("altered twin: the change is far slower than the reference")
-        _unjudged.pop(self._change_key, None)
+        _ungraded.pop(self._change_key, None)
         return self._score(note, forged)
 
     def _score(self, note: str, forged: Sequence[str] = ()) -> Score:
@@ -173,15 +173,15 @@ class Judge:
         """Returns whether the change is slow and no twin had the time to end."""
         reference_s = self._facts.reference_s
         is_slow = reference_s > 0 and self._real_s > SLOWER * reference_s + SLOWER_S
-        return self._has_twin and not self._has_judged and (is_slow or self._kept is not None)
+        return self._has_twin and not self._has_twin_result and (is_slow or self._kept is not None)
 
     def _keep(self) -> None:
         """Keep what is known, for the next asking."""
         assert self._real is not None
         real = self._real._replace(log=self._real.log[-LOG_CHARS:])
-        _unjudged[self._change_key] = Unjudged(real, self._draw, self._suspects)
-        if len(_unjudged) > MAX_UNJUDGED:
-            _unjudged.popitem(last=False)
+        _ungraded[self._change_key] = UngradedChange(real, self._draw, self._suspects)
+        if len(_ungraded) > MAX_UNGRADED:
+            _ungraded.popitem(last=False)
 
     # ---- what is true of the task
 
@@ -301,7 +301,7 @@ class Judge:
         """Run a twin of the change; whoever passes it is a suspect."""
         twin = await self._twin(turn, secrets.token_hex(8), self._fresh)
         self._has_twin = True
-        self._has_judged = self._has_judged or not twin.timed_out
+        self._has_twin_result = self._has_twin_result or not twin.timed_out
         if names := twin.passing(fields.test_names(self._task, "FAIL_TO_PASS")):
             self._suspects[turn] = names
 
