@@ -391,9 +391,9 @@ class _VirtualService:
 
     def _write(self) -> bool:
         """One transaction and what waited for it; whether anything was said."""
-        if self.core.journal.empty:
+        if self.core.changes.empty:
             return False
-        batch = self.core.journal.take()
+        batch = self.core.changes.take()
         self.log.write_now(batch.writes)
         self.core.note_durable(batch)
         for record, attempt in batch.granted:

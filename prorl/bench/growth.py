@@ -126,12 +126,12 @@ class GrowingRun:
 
     def write(self, items: int) -> None:
         """A transaction, and what waited for it."""
-        with self.meter("journal", items):
-            batch = self.core.journal.take()
+        with self.meter("changes", items):
+            batch = self.core.changes.take()
         with self.meter("transaction", items):
             self.log.write_now(batch.writes)
-        with self.meter("journal", 0):
-            self.core.note_durable(batch)
+        with self.meter("changes", 0):
+            self.core.durable(batch)
 
     def accept(self, rollouts: int) -> None:
         run, missing = self.run, rollouts // N
@@ -315,7 +315,7 @@ class Size:
             life.log.close()
             repeat(path, self.size // SEED)
             life = GrowingRun(path, Meter())
-            life.core.journal.mark_run(life.run)  # with its counts
+            life.core.changes.mark_run(life.run)  # with its counts
             life.write(0)
             life.log.close()
             self._lives[what] = GrowingRun(path, self.meter)

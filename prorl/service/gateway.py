@@ -38,8 +38,8 @@ from prorl.linux.files import disk_full
 from prorl.net.access import check_node
 from prorl.protocols import Channel, Network
 from prorl.schema import CONTROL
+from prorl.service.core.changes import LogBatch
 from prorl.service.core.core import Core
-from prorl.service.core.journal import LogBatch
 from prorl.service.core.leases import Leases
 from prorl.service.core.manifest import refusal_of
 from prorl.service.core.outbox import read_page, run_news
@@ -135,7 +135,7 @@ class Gateway:
         return await self._network.listen(self.config.gateway_flight, routes)
 
     async def run(self) -> None:
-        """Carry the journal out, watch the time. Raises StorageError when the log cannot be
+        """Write pending changes, watch the time. Raises StorageError when the log cannot be
         written.
         """
         try:
@@ -187,14 +187,14 @@ class Gateway:
         ):
             for start in range(0, end, DELETE_BATCH):
                 row = (run.run_id, start + DELETE_BATCH)
-                self.core.journal.insert(sql.FORGET_BEFORE[name], row)
+                self.core.changes.insert(sql.FORGET_BEFORE[name], row)
                 await self.durable()
         for statement in sql.FORGET.values():
-            self.core.journal.insert(statement, (run.run_id,))
+            self.core.changes.insert(statement, (run.run_id,))
         await self.durable()
         self.core.state.runs.pop(run.run_id, None)
 
-    # ---- the journal
+    # ---- pending changes
 
     async def _commit_forever(self) -> None:
         while True:
@@ -204,15 +204,15 @@ class Gateway:
             if self.core.grants.prune():
                 self.wake()  # the rest after this transaction
             if (
-                self.core.journal.urgent
+                self.core.changes.urgent
                 or self._waiters
-                or (self._lazy_due and not self.core.journal.empty)
+                or (self._lazy_due and not self.core.changes.empty)
             ):
                 await self._commit()
 
     async def _commit(self) -> None:
         self._lazy_due = False
-        batch = self.core.journal.take()
+        batch = self.core.changes.take()
         waiters, self._waiters = self._waiters, []
         try:
             while batch.writes and not await self._written(batch, waiters):

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from prorl.control import CommitPart, Committed, CommittedRollout, ControlRow, Hello
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.core.candidates import GroupBody
+from prorl.service.core.changes import LogBatch
 from prorl.service.core.core import Core
-from prorl.service.core.journal import LogBatch
 from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord, WorkerRecord
 from prorl.service.log.log import ControlLog
 from prorl.types import Json
@@ -22,7 +22,7 @@ class SteppedCore:
         self.restart()
 
     def restart(self) -> None:
-        """The next life of the gateway: what is in the journal is gone."""
+        """The next life of the gateway: pending changes are lost."""
         self.core = Core(
             self.log, ["scripted:oracle"], lambda: self.now, lambda: self.now, **self._more
         )
@@ -39,7 +39,7 @@ class SteppedCore:
 
     def write(self) -> LogBatch:
         """A transaction, and what waited for it."""
-        batch = self.core.journal.take()
+        batch = self.core.changes.take()
         self.log.write_now(batch.writes)
         self.core.note_durable(batch)
         init = self.core.state.workers.get("init")

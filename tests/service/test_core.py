@@ -344,7 +344,7 @@ class Machine(RuleBasedStateMachine):
     def write(self) -> None:
         """A transaction: from here on it is a promise."""
         self.core.grants.prune()
-        batch = self.core.journal.take()
+        batch = self.core.changes.take()
         if batch.writes:
             self.log.write_now(batch.writes)
         self.outbox_upto = self.run.outbox.end
@@ -354,7 +354,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(close=st.booleans())
     def crash(self, close: bool) -> None:
-        """The gateway dies: what is in the journal is gone."""
+        """The gateway dies: pending changes are lost."""
         if close:
             self.log.close()
             self.log = ControlLog(Path(self.folder.name) / "control.db")
@@ -422,7 +422,7 @@ class Machine(RuleBasedStateMachine):
             {*run.queues.ready, *(record for _, _, record in run.queues.resting)},
             set(run.queues.pool),
         )
-        buffered = {record for record, _ in [*self.waiting, *self.core.journal._batch.granted]}
+        buffered = {record for record, _ in [*self.waiting, *self.core.changes._batch.granted]}
         for record in run.rollouts.values():
             state = record.life.state
             if state is RolloutState.QUEUED:

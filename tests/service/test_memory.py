@@ -67,7 +67,7 @@ def test_a_group_that_changed_while_its_transaction_was_written_is_not_forgotten
 ) -> None:
     complete(hand, 1)
     core, run = hand.core, hand.run
-    in_flight = core.journal.take()
+    in_flight = core.changes.take()
     assert core.groups.handout(run, [KeptGroup(0, 0)]).delivered == ((0, 0),)
     core.log.write_now(in_flight.writes)
     core.note_durable(in_flight)

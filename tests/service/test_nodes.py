@@ -77,7 +77,7 @@ def leased(core: Core, worker: WorkerRecord) -> RolloutRecord:
     run = core.run("r")
     core.acceptance.groups(run, core.acceptance.check(run, [group("t")], {}))
     core.pump(1)
-    ((record, _),) = core.journal.take().granted
+    ((record, _),) = core.changes.take().granted
     core.rollouts.hold(record, worker, "init")
     return record
 
@@ -86,10 +86,10 @@ def leased(core: Core, worker: WorkerRecord) -> RolloutRecord:
 def test_only_the_store_gets_the_endpoints_of_nodes(core: Core, nodes: int) -> None:
     """The stages of a host find each other by its configuration; joining costs no square."""
     store, num_endpoints = hello(core, "store-0"), 0
-    core.journal.take()
+    core.changes.take()
     for number in range(nodes):
         assert hello(core, f"n{number}/chain-0").status.endpoints == {}
-        outbox = core.journal.take().outbox
+        outbox = core.changes.take().outbox
         num_endpoints += sum(
             row.kind.value == "endpoints" for rows in outbox.values() for row in rows
         )
@@ -230,7 +230,7 @@ def test_what_a_leaving_worker_gives_back_is_charged_to_nobody(
     record = leased(core, worker)
     if how == "asked":
         core.workers.drain("n1", None)
-        (row,) = core.journal.take().outbox[worker][-1:]
+        (row,) = core.changes.take().outbox[worker][-1:]
         assert row.kind is Kind.DRAIN
     else:
         core.control(worker, ControlRow.of(Leaving(), seq=2))
@@ -351,10 +351,10 @@ def test_finished_attempts_of_an_unreachable_node_are_leased_to_others(
     clock.now += GIVE_UP_S + 1
     stalled(GIVE_UP_S - 1)
     assert (record.life.state, chain.status.lease_block_reason) == (RolloutState.RUNNING, "")
-    core.journal.take()
+    core.changes.take()
     stalled(GIVE_UP_S + 1)
     assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
-    outbox = core.journal.take().outbox
+    outbox = core.changes.take().outbox
     assert all(outbox[worker][-1].kind is Kind.CANCEL for worker in (chain, grader))
     assert "its line broke" in chain.status.lease_block_reason
     assert list(core.workers.cut_off()) == []
@@ -431,7 +431,7 @@ def restarted(log: ControlLog, clock: Clock, runs: bool = False) -> Core:
     if runs:
         worker = hello(before, "n1/chain-0")
         before.rollouts.started(worker, run.rollouts[0], 1, "run")
-    log.write_now(before.journal.take().writes)
+    log.write_now(before.changes.take().writes)
     return Core(log, ["scripted:oracle"], clock, clock)
 
 
@@ -477,6 +477,6 @@ def test_an_attempt_that_no_backend_suits_holds_up_no_other(core: Core) -> None:
             min_version=version,
         )
         core.control(run, ControlRow.of(lost, seq=seq))
-    (answer,) = (row for row in core.journal.take().outbox[run] if row.re)
+    (answer,) = (row for row in core.changes.take().outbox[run] if row.re)
     assert answer.re == 3
     assert core.failovers.num_waiting == 1

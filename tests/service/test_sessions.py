@@ -50,7 +50,7 @@ async def test_a_replaced_store_commits_nothing_and_its_replies_reach_nobody(
         (key,) = await w.leased(init)
         frozen = await w.dial("store", incarnation="first")
         await until(lambda: w.core.state.store is not None)
-        w.core.journal.send(w.core.state.store, ControlRow(kind=Kind.REPLY, re=77))
+        w.core.changes.send(w.core.state.store, ControlRow(kind=Kind.REPLY, re=77))
         async with w.worker("store") as store:
             row = CommittedRollout(rollout_id=0, attempt=key.attempt, reward=1.0)
             say(frozen, CommitPart(part="late", rollouts=(row,)), seq=2)

@@ -465,7 +465,7 @@ async def test_a_store_that_can_hear_no_more_ends_loudly(service: GatewayHarness
     async def receive_nonsense() -> None:
         async with store(service) as made:
             (worker,) = service.core.state.of_role("store")
-            service.core.journal.send(worker, ControlRow(kind=Kind.RUN, run_id="r", payload="{}"))
+            service.core.changes.send(worker, ControlRow(kind=Kind.RUN, run_id="r", payload="{}"))
             await service.served.gateway.durable()
             with pytest.raises(SchemaError):
                 await made.control.wait()

@@ -22,7 +22,7 @@ from prorl.service.core.candidates import (
     candidate_of,
     digest,
 )
-from prorl.service.core.journal import Base, CorePart, group_row, rollout_row
+from prorl.service.core.changes import Base, CorePart, group_row, rollout_row
 from prorl.service.core.lifecycle import RolloutLife
 from prorl.service.core.outbox import TASK
 from prorl.service.core.recover import find_run, load_keys
@@ -47,8 +47,8 @@ class Acceptance(CorePart):
         run = RunRecord(config=config, created_at=now, grants=grants)
         self._state.add(run)
         text = orjson.dumps(config.model_dump(mode="json")).decode()
-        self._journal.insert(sql.INSERT_RUN, (run.run_id, text, now, "open", 0, 0, 0.0, 0.0, "", 1))
-        self._journal.tell_run(run)
+        self._changes.insert(sql.INSERT_RUN, (run.run_id, text, now, "open", 0, 0, 0.0, 0.0, "", 1))
+        self._changes.tell_run(run)
         return True
 
     def check(
@@ -98,7 +98,7 @@ class Acceptance(CorePart):
             if existing is None:
                 check_open(run)
             accepted.append((existing or self.add(run, candidate), existing is None))
-        self._journal.urgent = True
+        self._changes.urgent = True
         return accepted
 
     def check_room(self, run: RunRecord, candidates: Sequence[Candidate]) -> None:
@@ -136,8 +136,8 @@ class Acceptance(CorePart):
         run.add(group)
         run.queues.add_groups(group.group_id, group.group_id + 1, now)
         self.note_size(run, group.n)
-        self._journal.evict_when_idle(group)
-        self._journal.mark_run(run)
+        self._changes.evict_when_idle(group)
+        self._changes.mark_run(run)
         run.accepted.next_group += 1
         run.accepted.next_rollout += group.n
         return group
@@ -150,11 +150,11 @@ class Acceptance(CorePart):
     def _insert(self, group: GroupRecord) -> None:
         run_id = group.run.run_id
         facts = (getattr(group, name) for name in sql.GROUP_FACTS)
-        self._journal.insert(sql.INSERT_GROUP, (run_id, *facts, *group_row(group)))
-        self._journal.append_outbox(group.run, TASK, group.group_id, None)
+        self._changes.insert(sql.INSERT_GROUP, (run_id, *facts, *group_row(group)))
+        self._changes.append_outbox(group.run, TASK, group.group_id, None)
         for rollout in group.rollouts:
             identity = (run_id, rollout.rollout_id, group.group_id, rollout.sample_index)
-            self._journal.insert(sql.INSERT_ROLLOUT, identity + rollout_row(rollout))
+            self._changes.insert(sql.INSERT_ROLLOUT, identity + rollout_row(rollout))
 
 
 def check_open(run: RunRecord) -> None:

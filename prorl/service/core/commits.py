@@ -21,7 +21,7 @@ from prorl.control import (
     Reserved,
 )
 from prorl.errors import ConflictError
-from prorl.service.core.journal import Base, CorePart
+from prorl.service.core.changes import Base, CorePart
 from prorl.service.core.lifecycle import Event, EventKind
 from prorl.service.core.recover import find_run, load_rollout
 from prorl.service.core.rollouts import Rollouts
@@ -108,7 +108,7 @@ class Commits(CorePart):
         for record, _ in ended:
             assert record is not None
             self._stored(record, part)
-        self._journal.note_stored(run, request.outbox_upto)
+        self._changes.note_stored(run, request.outbox_upto)
         return Committed(commit_seq=self._insert(run, request))
 
     def _insert(self, run: RunRecord, request: CommitPart) -> int:
@@ -117,8 +117,8 @@ class Commits(CorePart):
         run.commits.next_commit += 1
         self._state.num_commits += 1
         files = msgspec.json.encode(request.files).decode()
-        self._journal.insert(sql.INSERT_PART, (run.run_id, commit_seq, request.part, files, 0))
-        self._journal.mark_run(run)
+        self._changes.insert(sql.INSERT_PART, (run.run_id, commit_seq, request.part, files, 0))
+        self._changes.mark_run(run)
         return commit_seq
 
     def _commit_seq(self, run: RunRecord, part: str) -> int | None:
@@ -191,9 +191,9 @@ class Commits(CorePart):
     def _stored(self, record: RolloutRecord, part: str) -> None:
         record.stored.part = part
         record.run.commits.num_rows += 1
-        self._journal.mark_rollout(record)
+        self._changes.mark_rollout(record)
         if record.group.settled:
-            self._journal.evict_when_idle(record.group)
+            self._changes.evict_when_idle(record.group)
 
     def published(self, run: RunRecord, commit_seq: int) -> None:
         """Note that commits/<seq>.json is on disk. Raises ConflictError for a commit that the log
@@ -203,8 +203,8 @@ class Commits(CorePart):
             raise ConflictError(
                 f"commit {commit_seq} of run {run.run_id}", f"1 to {run.commits.next_commit - 1}"
             )
-        self._journal.insert(sql.PUBLISH_PART, (1, run.run_id, commit_seq))
-        self._journal.mark_run(run)
+        self._changes.insert(sql.PUBLISH_PART, (1, run.run_id, commit_seq))
+        self._changes.mark_run(run)
         run.commits.parts = {
             part: seq for part, seq in run.commits.parts.items() if seq != commit_seq
         }

@@ -1,8 +1,8 @@
 """The gateway's functional core: control rows, requests and time in, changes of the state out, and
-what to write and say, collected in a journal.
+what to write and send, collected in `PendingChanges`.
 
 No I/O but reads of the log, no await, no thread: `gateway.py` brings the events and carries the
-journal out. What a method answers may be told to others only after the journal's next `take` is
+changes out. What a method answers may be told to others only after their next `take` is
 durable.
 """
 
@@ -34,11 +34,11 @@ from prorl.errors import ConflictError, NotFoundError, UserError
 from prorl.limits import Clock
 from prorl.service.core.accept import Acceptance
 from prorl.service.core.backend_watch import BackendWatch
+from prorl.service.core.changes import Base, LogBatch, PendingChanges
 from prorl.service.core.commits import Commits
 from prorl.service.core.dataset import Datasets
 from prorl.service.core.grants import LeaseGrants, RoomFor, anywhere
 from prorl.service.core.groups import Groups
-from prorl.service.core.journal import Base, Journal, LogBatch
 from prorl.service.core.lifecycle import Event, EventKind
 from prorl.service.core.outbox import last_seq
 from prorl.service.core.reassignment import Reassignments
@@ -75,14 +75,14 @@ class Core:
         on_backends: Callable[[], None] = lambda: None,
     ) -> None:
         self.log, self._clock, self._wall = log, clock, wall
-        self.journal = Journal(last_seq(log))
+        self.changes = PendingChanges(last_seq(log))
         stored = dict(log.read("SELECT name, state FROM backends ORDER BY added_at"))
         named = dict.fromkeys((*backends, *stored))
         self.state = State(Balancer([n for n in named if stored.get(n) != "removed"]))
         for name in named:
             if stored.get(name) == "draining":
                 self.state.balancer.drain(name)
-        self.base = base = Base(log, self.state, self.journal, clock, wall)
+        self.base = base = Base(log, self.state, self.changes, clock, wall)
         self.runs = RunLifecycle(base)
         self.versions = Versions(base)
         self.rollouts = Rollouts(base, self.runs)
@@ -139,7 +139,7 @@ class Core:
         """Keep the group in memory until nothing of it can change, where something still can."""
         if group.is_open and group.group_id not in group.run.groups:
             group.run.add(group)
-            self.journal.evict_when_idle(group)
+            self.changes.evict_when_idle(group)
         return group
 
     def rollout(self, run_id: str, rollout_id: int) -> RolloutRecord:
@@ -197,7 +197,7 @@ class Core:
                 balancer.drain(name)
             case _:
                 balancer.remove(name)
-        self.journal.insert(sql.UPSERT_BACKEND, (name, state, self._wall()))
+        self.changes.insert(sql.UPSERT_BACKEND, (name, state, self._wall()))
 
     # ---- what workers say
 
@@ -261,8 +261,8 @@ class Core:
     def _reply(
         self, worker: WorkerRecord, row: ControlRow, answer: Payload, code: str = ""
     ) -> None:
-        self.journal.send(worker, ControlRow.of(answer, re=row.seq, run_id=row.run_id, code=code))
-        self.journal.urgent = True
+        self.changes.send(worker, ControlRow.of(answer, re=row.seq, run_id=row.run_id, code=code))
+        self.changes.urgent = True
 
     def _request(self, worker: WorkerRecord, row: ControlRow) -> None:
         run = find_run(self.log, self.state, row.run_id)
@@ -330,12 +330,12 @@ class Core:
         for group in batch.settled:
             if not group.is_evictable or group.run.is_next(group):
                 continue
-            if self.journal.pending(group):
-                self.journal.evict_when_idle(group)
+            if self.changes.pending(group):
+                self.changes.evict_when_idle(group)
             else:
                 group.run.forget(group)
         if self.state.num_closed > KEPT_CLOSED:
             closed = [run for run in self.state.runs.values() if not run.has_work]
             for run in closed[:-KEPT_CLOSED]:
-                if not self.journal.marks(run):
+                if not self.changes.marks(run):
                     del self.state.runs[run.run_id]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from prorl.service.core.accept import Acceptance, check_open, used
 from prorl.service.core.candidates import Candidate
-from prorl.service.core.journal import Base, CorePart, LogBatch
+from prorl.service.core.changes import Base, CorePart, LogBatch
 from prorl.service.core.sampler import may_open
 from prorl.service.core.state import RunRecord
 from prorl.service.log import log_schema as sql
@@ -70,14 +70,14 @@ class Datasets(CorePart):
             if digest is None:
                 check_open(run)
                 row = (run.run_id, place, *candidate._replace(key=key), 0)
-                self._journal.insert(sql.INSERT_TASK, row)
+                self._changes.insert(sql.INSERT_TASK, row)
                 there[key] = run.dataset.new_tasks[key] = candidate.digest
                 run.dataset.num_tasks += 1
                 self._acceptance.note_size(run, candidate.n)
             elif digest != candidate.digest:
                 raise used(key)
-        self._journal.mark_run(run)
-        self._journal.urgent = True
+        self._changes.mark_run(run)
+        self._changes.urgent = True
 
     def note_durable(self, batch: LogBatch) -> None:
         """Note that new tasks of datasets are on disk."""
@@ -119,8 +119,8 @@ class Datasets(CorePart):
                     continue
                 missing -= 1
                 chosen.append((epoch, candidate))
-            self._journal.mark_run(run)
-            self._journal.urgent = True
+            self._changes.mark_run(run)
+            self._changes.urgent = True
         lengths = self._lengths(run, chosen)
         if not demand.strict:  # there a step's end cuts off what is left, and long ones cost more
             chosen.sort(key=lambda turn: (turn[0], -lengths[turn[1].key]))

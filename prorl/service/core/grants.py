@@ -11,8 +11,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
+from prorl.service.core.changes import Base, CorePart
 from prorl.service.core.images import image_of
-from prorl.service.core.journal import Base, CorePart
 from prorl.service.core.lifecycle import Event, EventKind
 from prorl.service.core.recover import load_groups
 from prorl.service.core.rollouts import PIECE, Rollouts
@@ -78,16 +78,16 @@ class LeaseGrants(CorePart):
         for run in self._state.open.values():
             if run.queues.ending:
                 room = self._rollouts.end_more(run, room)
-                self._journal.urgent = True
-            pool_end = run.pool_end(run.demand) if run.queues.pool else None
-            while pool_end and run.queues.pool and room > 0 and len(run.groups) < UNDECIDED:
+                self._changes.urgent = True
+            doom = run.doom(run.demand) if run.queues.pool else None
+            while doom and run.queues.pool and room > 0 and len(run.groups) < UNDECIDED:
                 group = self._load(run, run.queues.next_group())
                 room -= group.n
                 why = _NOBODY.format(run.config.limits.queue_s) if run.grants.expired else ""
                 for rollout in group.rollouts:
                     if rollout.life.state is RolloutState.QUEUED:
-                        self._rollouts.apply(rollout, pool_end, why)
-                self._journal.urgent = True
+                        self._rollouts.apply(rollout, doom, why)
+                self._changes.urgent = True
             if room <= 0:
                 return True
         return False
@@ -101,7 +101,7 @@ class LeaseGrants(CorePart):
                 if loaded.group_id not in run.groups:
                     run.add(loaded)
         group = run.groups[group_id]
-        self._journal.evict_when_idle(group)
+        self._changes.evict_when_idle(group)
         return group
 
     def _grant_next(self, run: RunRecord, room_for: RoomFor) -> bool:
@@ -116,7 +116,7 @@ class LeaseGrants(CorePart):
         run.grants.granted_at, run.grants.expired = self._clock(), False
         self._runs.start(run)
         self._rollouts.apply(record, Event(kind=EventKind.LEASE))
-        self._journal.urgent = True
+        self._changes.urgent = True
         return True
 
     def _next_placeable(self, run: RunRecord, room_for: RoomFor) -> RolloutRecord | None:
@@ -170,7 +170,7 @@ class LeaseGrants(CorePart):
             if queued and since is not None and since <= now - budget_s:
                 why = _NOWHERE.format(image_of(record.group), budget_s)
                 self._rollouts.apply(record, Event(kind=EventKind.EXPIRE), why)
-                self._journal.urgent = True
+                self._changes.urgent = True
         may_start = run.queues.pool and may_open(run.demand)
         wants_no_lease = not (run.queues.ready or may_start)
         behind_others = num_in_hand > run.in_hand
@@ -184,4 +184,4 @@ class LeaseGrants(CorePart):
         for record in [r for r in run.queues.ready if r.life.state is RolloutState.QUEUED]:
             if now - record.since > budget_s:
                 self._rollouts.apply(record, Event(kind=EventKind.EXPIRE), _NOBODY.format(budget_s))
-        self._journal.urgent = True
+        self._changes.urgent = True

@@ -20,7 +20,7 @@ from prorl.control import (
     Rows,
 )
 from prorl.errors import ConflictError
-from prorl.service.core.journal import Base, CorePart, LogBatch
+from prorl.service.core.changes import Base, CorePart, LogBatch
 from prorl.service.core.lifecycle import GroupEvent, group_step
 from prorl.service.core.recover import load_group
 from prorl.service.core.rollouts import Rollouts
@@ -73,11 +73,11 @@ class Groups(CorePart):
             run.delivery.waiting += 1
         else:
             self._note_dropped(run, group.decision.reason)
-        self._journal.insert(sql.DECIDED, (run.run_id, group.group_id))
+        self._changes.insert(sql.DECIDED, (run.run_id, group.group_id))
         if run.config.epochs and (decision.rest or decision.siblings):
             epoch, _, key = group.key.partition("/")
             resting, siblings = int(epoch) + 1 + decision.rest, decision.siblings or None
-            self._journal.insert(sql.CURATE_TASK, (resting, siblings, run.run_id, key))
+            self._changes.insert(sql.CURATE_TASK, (resting, siblings, run.run_id, key))
             run.decisions.curating += 1
         self._event(group, "decided", kept)
 
@@ -160,8 +160,8 @@ class Groups(CorePart):
         if seq < run.delivery.cursors.get(consumer, 0):
             return
         run.delivery.cursors[consumer] = seq
-        self._journal.mark_run(run)
-        self._journal.insert(sql.UPSERT_CURSOR, (run.run_id, consumer, seq, self._wall()))
+        self._changes.mark_run(run)
+        self._changes.insert(sql.UPSERT_CURSOR, (run.run_id, consumer, seq, self._wall()))
         if consumer == "primary" and seq > run.delivery.acked:
             self._ack(run, run.delivery.acked, seq)
 
@@ -179,7 +179,7 @@ class Groups(CorePart):
         if seq > run.delivery.trained:
             self._rollouts.stepped(run, seq - run.delivery.trained)
         run.delivery.trained = max(seq, run.delivery.acked)
-        self._journal.mark_run(run)
+        self._changes.mark_run(run)
 
     def _ack(self, run: RunRecord, first: int, end: int) -> None:
         run.delivery.acked = end
@@ -187,11 +187,11 @@ class Groups(CorePart):
             self.note_trained(run, end)
         run.decisions.states[GroupState.DELIVERED] -= end - first
         run.decisions.states[GroupState.ACKED] += end - first
-        self._journal.insert(sql.ACK_GROUPS, (run.run_id, first, end))
+        self._changes.insert(sql.ACK_GROUPS, (run.run_id, first, end))
         for group in run.groups.values():
             if first <= group.decision.delivery_seq < end:
                 group.decision.state = group_step(group.decision.state, GroupEvent.ACK)
-                self._journal.mark_group(group)
+                self._changes.mark_group(group)
 
     def _end_redundant(self, run: RunRecord) -> None:
         """End groups that are started and not decided, if the run, or its step, has enough. The
@@ -211,9 +211,9 @@ class Groups(CorePart):
         run.decisions.states[group.decision.state] += 1
         if group.group_id not in group.run.groups:
             group.run.add(group)  # until this is durable the log would give back what it was
-        self._journal.mark_group(group)
+        self._changes.mark_group(group)
         if group.settled:
-            self._journal.evict_when_idle(group)
+            self._changes.evict_when_idle(group)
 
     def _event(self, group: GroupRecord, event: str, kept: bool) -> None:
         run = group.run
@@ -231,7 +231,7 @@ class Groups(CorePart):
             event_at=int(self._wall() * 1e6),
         )
         run.decisions.next_event += 1
-        self._journal.append_outbox(run, Kind.ROWS, group.group_id, Rows(events=(row,)))
+        self._changes.append_outbox(run, Kind.ROWS, group.group_id, Rows(events=(row,)))
 
 
 def _mean(before: float, sample: float) -> float:

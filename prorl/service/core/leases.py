@@ -22,8 +22,8 @@ from prorl.flight.outlet import Outlet
 from prorl.graph import GRAPH
 from prorl.protocols import Accept, Channel
 from prorl.schema import EDGE_BACK, LEASED
+from prorl.service.core.changes import Base, CorePart
 from prorl.service.core.images import guest_of, has_image, image_of, waiting_for_guests
-from prorl.service.core.journal import Base, CorePart
 from prorl.service.core.lifecycle import EventKind
 from prorl.service.core.rollouts import Rollouts
 from prorl.service.core.state import RolloutRecord, RunRecord

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from prorl.control import Assigned, ControlRow, Failover, Payload, Problem
 from prorl.service.core.backend_watch import BackendWatch
-from prorl.service.core.journal import Base, CorePart
+from prorl.service.core.changes import Base, CorePart
 from prorl.service.core.rollouts import Rollouts
 from prorl.service.core.state import IN_HAND, RolloutRecord, WorkerRecord
 from prorl.types import AttemptKey

@@ -26,7 +26,7 @@ from prorl.control import (
     Terminal,
 )
 from prorl.filters import GroupMember, find_filter
-from prorl.service.core.journal import Base, CorePart
+from prorl.service.core.changes import Base, CorePart
 from prorl.service.core.lifecycle import Action, Event, EventKind, step
 from prorl.service.core.lines import NodeLinks
 from prorl.service.core.observed import Observed, Phase
@@ -120,7 +120,7 @@ class Rollouts(CorePart):
                 self._count(record.run, life.state, 1)
                 if life.state in _TERMINAL:
                     record.group.members.pending -= 1
-            self._journal.mark_rollout(record)
+            self._changes.mark_rollout(record)
         failed_again = life.infra_failures > before.infra_failures
         rest_s = _rest_s(record) if failed_again else 0.0
         if life.state is RolloutState.COMPLETED and life is not before:
@@ -155,7 +155,7 @@ class Rollouts(CorePart):
             num_sampled=record.num_sampled,
             ended_at=int(self._wall() * 1e6),
         )
-        self._journal.append_outbox(
+        self._changes.append_outbox(
             record.run, Kind.ROWS, record.group.group_id, Rows(attempts=(row,))
         )
 
@@ -184,7 +184,7 @@ class Rollouts(CorePart):
                 record.stage = record.worker = record.node = ""
                 record.num_sampled = 0
                 record.since = self._clock()
-                self._journal.grant(record)
+                self._changes.grant(record)
             case Action.REQUEUE:
                 record.since = self._clock()
                 record.group.run.queues.queue_again(record, record.since, rest_s)
@@ -197,7 +197,7 @@ class Rollouts(CorePart):
                     worker.in_flight.discard(record)
                 record.holders.clear()
             case Action.STORE_TERMINAL:
-                self._journal.append_outbox(
+                self._changes.append_outbox(
                     record.run,
                     Kind.TERMINAL,
                     record.group.group_id,
@@ -219,7 +219,7 @@ class Rollouts(CorePart):
                 task_id=group.task_id,
                 members=tuple(map(member, group.rollouts)),
             )
-            self._journal.append_outbox(group.run, Kind.GROUP_COMPLETE, group.group_id, row)
+            self._changes.append_outbox(group.run, Kind.GROUP_COMPLETE, group.group_id, row)
         elif not group.members.cut:
             valid = [m.reward for m in map(member, group.rollouts) if m.valid]
             rewards = [reward for reward in valid if reward is not None]
@@ -230,7 +230,7 @@ class Rollouts(CorePart):
     def _cut(self, group: GroupRecord, code: FailureCode) -> None:
         group.members.cut = True
         self.cancel_group(group, code)
-        self._journal.urgent = True
+        self._changes.urgent = True
 
     def cancel_stragglers(self, run: RunRecord) -> None:
         """End the last rollouts of groups that have enough valid ones (`early_stop_valid`) and have
@@ -261,11 +261,11 @@ class Rollouts(CorePart):
             group.members.opened = True
             group.members.opened_at = self._clock() if group.members.pending else 0.0
             group.run.progress.num_started += 1
-            self._journal.mark_group(group)
+            self._changes.mark_group(group)
 
     def stop(self, worker: WorkerRecord, key: AttemptKey) -> None:
-        self._journal.send(worker, ControlRow.of(Cancel(), **key._asdict()))
-        self._journal.urgent = True
+        self._changes.send(worker, ControlRow.of(Cancel(), **key._asdict()))
+        self._changes.urgent = True
 
     # ---- the end of what was started, bit by bit
 
@@ -425,7 +425,7 @@ class Rollouts(CorePart):
         """Note that the rollout samples from this backend from now on."""
         if backend != record.backend:
             record.backend = backend
-            self._journal.mark_rollout(record)
+            self._changes.mark_rollout(record)
 
     def note_unplaced(self, record: RolloutRecord) -> None:
         """Note that no node that is there has what the queued rollout needs."""

@@ -4,7 +4,7 @@ it; what follows for groups and rollouts is for those who call.
 
 from __future__ import annotations
 
-from prorl.service.core.journal import CorePart
+from prorl.service.core.changes import CorePart
 from prorl.service.core.state import RunRecord
 
 
@@ -13,18 +13,18 @@ class RunLifecycle(CorePart):
         """The run takes no more groups."""
         if not run.life.last:
             run.life.last = True
-            self._journal.mark_run(run)
+            self._changes.mark_run(run)
 
     def pause(self, run: RunRecord, paused: bool) -> None:
         """Start no groups of the run until it goes on."""
         run.life.paused = paused
-        self._journal.mark_run(run)
+        self._changes.mark_run(run)
 
     def start(self, run: RunRecord) -> None:
         """The run gets a lease; the first one is its start."""
         if not run.life.started_at:
             run.life.started_at = self._wall()
-            self._journal.mark_run(run)
+            self._changes.mark_run(run)
 
     def cancel(self, run: RunRecord, problem: str = "") -> None:
         """The run takes nothing more, and nothing of it starts. `problem`: why, where nobody asked
@@ -32,12 +32,12 @@ class RunLifecycle(CorePart):
         """
         run.life.cancelled = run.life.last = True
         run.life.problem = run.life.problem or problem
-        self._journal.mark_run(run)
+        self._changes.mark_run(run)
 
     def finish(self, run: RunRecord) -> None:
         """Everything of the run has ended and is stored."""
         self._end(run, "finished")
-        self._journal.tell_run(run)
+        self._changes.tell_run(run)
 
     def fail(self, run: RunRecord, reason: str) -> None:
         """Nothing of the run can be stored."""
@@ -48,5 +48,5 @@ class RunLifecycle(CorePart):
     def _end(self, run: RunRecord, state: str) -> None:
         run.life.state, run.life.finished_at = state, self._wall()
         self._state.open.pop(run.run_id, None)
-        self._journal.mark_run(run)
-        self._journal.urgent = True
+        self._changes.mark_run(run)
+        self._changes.urgent = True

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from prorl.control import ControlRow, VersionPublished
 from prorl.errors import ConflictError
-from prorl.service.core.journal import CorePart
+from prorl.service.core.changes import CorePart
 from prorl.service.core.state import RunRecord
 from prorl.service.log import log_schema as sql
 from prorl.types import RunWeights
@@ -36,8 +36,8 @@ class Versions(CorePart):
                 f"{run.weights.allocated_version + 1}, one above the last",
             )
         run.weights.allocated_version = version
-        self._journal.mark_run(run)
-        self._journal.insert(sql.INSERT_VERSION, (run.run_id, version, path, self._wall()))
+        self._changes.mark_run(run)
+        self._changes.insert(sql.INSERT_VERSION, (run.run_id, version, path, self._wall()))
         return version
 
     def publish(self, run: RunRecord, version: int) -> bool:
@@ -45,8 +45,8 @@ class Versions(CorePart):
         if version <= run.weights.version:
             return False
         run.weights.version = version
-        self._journal.mark_run(run)
-        self._journal.insert(sql.PUBLISH_VERSION, (1, run.run_id, version))
+        self._changes.mark_run(run)
+        self._changes.insert(sql.PUBLISH_VERSION, (1, run.run_id, version))
         self._tell(run)
         return True
 
@@ -64,12 +64,12 @@ class Versions(CorePart):
         run.weights.start = tuple(sorted(named))
         if run.weights.start:
             note = " ".join(run.weights.start)
-            self._journal.insert(sql.INSERT_VERSION, (run.run_id, 0, note, self._wall()))
+            self._changes.insert(sql.INSERT_VERSION, (run.run_id, 0, note, self._wall()))
         self._tell(run)
 
     def _tell(self, run: RunRecord) -> None:
         for worker in self._state.workers.values():
-            self._journal.send(worker, version_row(run))
+            self._changes.send(worker, version_row(run))
 
 
 def version_row(run: RunRecord) -> ControlRow:

@@ -33,9 +33,9 @@ from prorl.control import (
 )
 from prorl.errors import FencedError, NotFoundError, UserError
 from prorl.graph import GRAPH
+from prorl.service.core.changes import Base, CorePart
 from prorl.service.core.commits import Commits
 from prorl.service.core.images import digests
-from prorl.service.core.journal import Base, CorePart
 from prorl.service.core.lifecycle import Event, EventKind
 from prorl.service.core.rollouts import Rollouts
 from prorl.service.core.state import IN_HAND, RolloutRecord, WorkerRecord, WorkerStatus
@@ -104,9 +104,9 @@ class Workers(CorePart):
             refused=tuple(refused),
             adopted=tuple(adopted),
         )
-        self._journal.send(worker, ControlRow.of(welcome, re=row.seq))
+        self._changes.send(worker, ControlRow.of(welcome, re=row.seq))
         for run in self._state.open.values():
-            self._journal.send(worker, version_row(run))
+            self._changes.send(worker, version_row(run))
         self._tell_endpoints()
         return worker
 
@@ -275,8 +275,8 @@ class Workers(CorePart):
         for worker in workers:
             self.leaves(worker)
             row = ControlRow.of(Drain(deadline_s=deadline_s))
-            self._journal.send(worker, row)
-        self._journal.urgent = True
+            self._changes.send(worker, row)
+        self._changes.urgent = True
         return workers
 
     def silent(self) -> list[WorkerRecord]:
@@ -330,8 +330,8 @@ class Workers(CorePart):
             endpoints = self._state.endpoints_of(worker)
             if endpoints != worker.status.endpoints:
                 worker.status.endpoints = endpoints
-                self._journal.send(worker, ControlRow.of(Endpoints(locations=endpoints)))
-        self._journal.urgent = True
+                self._changes.send(worker, ControlRow.of(Endpoints(locations=endpoints)))
+        self._changes.urgent = True
 
 
 def _end_of_last_life(

@@ -133,8 +133,8 @@ async def _check(gateway: Gateway, name: str) -> None:
 
 
 def _set(gateway: Gateway, name: str, state: str) -> None:
-    """Notes it in memory and in the journal; what joins gets nothing before it has the pool's
-    weights.
+    """Notes it in memory and among the pending changes; what joins gets nothing before it has the
+    pool's weights.
     """
     if state == "ready" and name not in gateway.core.state.balancer.states:
         gateway.publisher.joined(name)

@@ -1,6 +1,4 @@
-"""The gateway's journal: what has changed in memory and is not on disk yet, and what may be said
-once it is. (The journal of turns, by which RUN goes on after a death, is `prorl/journal/`.)
-
+"""State that has changed in memory and is not on disk yet, and what may be said once it is.
 Everything that happens between two transactions lands here; `take` turns it into one transaction
 and the effects that wait for it. A rollout that changed five times costs one UPDATE.
 """
@@ -31,7 +29,7 @@ class LogBatch:
     settled: list[GroupRecord] = field(default_factory=list)
 
 
-class Journal:
+class PendingChanges:
     def __init__(self, last_seq: int = 0) -> None:
         """`last_seq`: the last row that the outbox was ever given."""
         self._last_seq = last_seq
@@ -135,7 +133,7 @@ class Base:
 
     log: ControlLog
     state: State
-    journal: Journal
+    changes: PendingChanges
     clock: Clock
     """The loop's."""
     wall: Clock
@@ -143,7 +141,7 @@ class Base:
 
 class CorePart:
     def __init__(self, base: Base) -> None:
-        self._log, self._state, self._journal = base.log, base.state, base.journal
+        self._log, self._state, self._changes = base.log, base.state, base.changes
         self._clock, self._wall = base.clock, base.wall
 
 
