@@ -22,5 +22,5 @@ JOB=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_J
 LEFT=$(squeue -h -j "$JOB" -o %L)
 export JOB LEFT PRORL=${PRORL:-prorl}
 # A step, since Slurm tells only steps at once that they are pre-empted; `exec` hands its signals on. The name is the job's with
-# the step's task, 0 on the first host: a job that is put back into the queue keeps it, and its newest life counts.
+# the step's task, 0 on the first host: a job that is put back into the queue keeps it, and its newest start counts.
 exec srun --kill-on-bad-exit=0 bash -c 'exec "$PRORL" node "$JOIN" --name "n-$JOB-$SLURM_PROCID" --walltime "$LEFT" "$@"' node "$@"

@@ -106,12 +106,12 @@ class Request(Payload, Generic[ReplyT], frozen=True):
 
 
 class Claim(NamedTuple):
-    """An attempt, and its life: 0 for the first, one more with each worker that takes it over."""
+    """An attempt, and how many workers have taken it over: 0 for the first worker."""
 
     run_id: str
     rollout_id: int
     attempt: int
-    epoch: int
+    resumes: int
 
     @property
     def key(self) -> AttemptKey:
@@ -126,7 +126,7 @@ class Hello(Payload, frozen=True, kw_only=True):
     """Its stages, in order, or `store`; for each the rows that it takes at a time."""
     worker: str
     incarnation: str = ""
-    """Tells two lives of one name apart; the same on every stream of a life."""
+    """Tells two processes of one name apart; the same on every stream of one process."""
     node: str = "local"
     host: str = ""
     """Its machine's own name, for people."""
@@ -138,18 +138,20 @@ class Hello(Payload, frozen=True, kw_only=True):
     """The attempts that each of its roles has in hand."""
     remote: bool = False
     """On another host than the gateway: a stream that breaks may be the network."""
-    resumes: bool = False
+    can_resume: bool = False
     """Keeps a journal: who comes after it under its name goes on with what it held."""
     claims: tuple[Claim, ...] = ()
-    """Attempts of an earlier life of its name, with which it can go on."""
+    """Attempts of an earlier incarnation of its name, with which it can go on."""
     leaving: bool = False
     """It was asked to leave: what it gives back is charged to nobody."""
     images: tuple[str, ...] | None = None
     """NAME=DIGEST of each image that a chain of another host has; None: it may have any."""
     home: str = ""
-    """Of the node's life: a death is charged only where what started the worker lives on."""
-    fatal_attempt: str = ""
-    """`run/rollout/attempt` whose step ended the last life of its name, where that is known."""
+    """The node's incarnation: a death is charged only where what started the worker still runs."""
+    died_at: str = ""
+    """`run/rollout/attempt` whose step ended the last incarnation of its name, where that is
+    known.
+    """
 
 
 class Started(Payload, frozen=True):
@@ -257,11 +259,13 @@ class Welcome(Payload, frozen=True, kw_only=True):
     kind = Kind.WELCOME
     endpoints: Mapping[str, tuple[str, ...]]
     superseded: bool = False
-    """A later life of that name is there: end yourself."""
+    """A later incarnation of that name is there: end yourself."""
     refused: tuple[AttemptKey, ...] = ()
     """Attempts that it said it holds, and must stop."""
     adopted: tuple[Claim, ...] = ()
-    """Attempts that it claimed and has now, in the life that begins; the others are not its."""
+    """Attempts that it claimed and has now, in the incarnation that begins; the others are not
+    its.
+    """
 
 
 class Endpoints(Payload, frozen=True, kw_only=True):

@@ -310,8 +310,8 @@ class SandboxHost(Protocol):
         """End everything that belongs to an attempt; idempotent."""
 
     async def keep(self, sandboxes: Mapping[str, str]) -> None:
-        """Go on with these, by owner, of what earlier lives of this process have started, and end
-        the others; idempotent.
+        """Go on with these, by owner, of what earlier incarnations of this process have started,
+        and end the others; idempotent.
         """
 
 

@@ -91,8 +91,8 @@ HEARTBEATS = (
         "gateway: a worker whose stream ended, of another host or with a journal of turns",
         "its attempts are given to others",
         "gRPC ends a stream ten seconds after data that nobody acknowledged, and dialling takes "
-        "less than one; the next life of a worker reads its journal within seconds. Any other "
-        "worker of the service's own host is dead with its stream.",
+        "less than one; the next incarnation of a worker reads its journal within seconds. Any "
+        "other worker of the service's own host is dead with its stream.",
     ),
     Wait(
         "worker.give_up",
@@ -415,9 +415,9 @@ SANDBOXES = (
     Wait(
         "sandbox.alive",
         5.0,
-        "RUN after a restart: a sandbox of its last life",
+        "RUN after a restart: a sandbox of its last incarnation",
         "the attempt begins anew",
-        "A sandbox that lives answers at once.",
+        "A sandbox that runs answers at once.",
     ),
     Wait(
         "image.make",
@@ -589,7 +589,7 @@ AGENTS = (
         "endpoint.keep_alive",
         10.0,
         "model endpoint: the reply",
-        "the answer begins without it, and sends a sign of life each time",
+        "the answer begins without it, and sends a keep-alive as often",
         "Clients and proxies give up after 30 to 60 s of silence.",
     ),
     Wait(
@@ -602,7 +602,7 @@ AGENTS = (
     Wait(
         "guest.silent",
         30.0,
-        "RUN: a sign of life of a guest that leased an attempt",
+        "RUN: a heartbeat of a guest that leased an attempt",
         "the lease ends, and the attempt is tried again",
         "Guests show one each ten seconds.",
     ),

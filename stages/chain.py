@@ -8,7 +8,7 @@
 Each stage has its own edges, all of them served at the location of the process; between two stages
 of the chain rows pass in memory. One control stream speaks for all: the gateway knows one worker,
 which has an attempt from its lease on until the attempt's row is committed. So nothing is lost
-between two stages, and the next life of the process claims at once what this one had.
+between two stages, and the next incarnation of the process claims at once what this one had.
 
 Late stages come first: INIT takes no new lease while what RUN has finished waits too long to be
 scored and stored (`LATE_S`). In one loop INIT and RUN would otherwise get as many turns as they ask
@@ -30,7 +30,7 @@ from prorl.config import ServiceConfig
 from prorl.config.layout import processes, upstreams, worker_of
 from prorl.control import ControlRow, Drain, Hello, Kind, Released, Welcome
 from prorl.errors import RolloutError, StorageError
-from prorl.flight import ControlClient, this_life
+from prorl.flight import ControlClient, this_incarnation
 from prorl.graph import GRAPH
 from prorl.linux import crashes
 from prorl.process import until_first
@@ -85,7 +85,7 @@ class Chain:
             for stage in stages
         }
         self._host, self._stack = host, AsyncExitStack()
-        self._lives: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
         self._keeping: set[asyncio.Task[None]] = set()
         """At most one for each session with the gateway, and each of them ends within seconds."""
 
@@ -101,15 +101,15 @@ class Chain:
                     self.control.announce(location)
             self.control.start()
             self._stack = stack.pop_all()
-        self._lives = [asyncio.ensure_future(self._live(s)) for s in self.stages.values()]
+        self._tasks = [asyncio.ensure_future(self._live(s)) for s in self.stages.values()]
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         """The first stages stop first, all that begin work at once; then those that end it."""
         self.control.leave()
-        for life in self._lives:
-            life.cancel()
-        await asyncio.gather(*self._lives, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         early = [s for name, s in self.stages.items() if name not in GRAPH.separable]
         await asyncio.gather(*(stage.stop() for stage in early))
         await self._stack.aclose()
@@ -130,7 +130,7 @@ class Chain:
         await self._end_control()
 
     async def _all_ended(self) -> None:
-        await asyncio.gather(*map(asyncio.shield, self._lives))
+        await asyncio.gather(*map(asyncio.shield, self._tasks))
 
     def leave(self, deadline_s: float | None) -> None:
         """Take nothing new, end what is in hand, and be done; see `ChainedStage.leave`."""
@@ -153,8 +153,8 @@ class Chain:
                 self.leave(row.read(Drain).deadline_s)
 
     def _resume(self, welcome: Welcome) -> None:
-        """Go on with the attempts that the gateway's `welcome` leaves to us, those adopted from an
-        earlier life included. Sandboxes of an earlier life that belong to no such attempt end.
+        """Go on with what the gateway says that we have; whatever else an earlier incarnation of
+        this process has started ends.
         """
         resumed = [row for stage in self.stages.values() for row in stage.resume(welcome)]
         kept = {owner_of(row.key): read_sandbox(row.row).sandbox_id for row in resumed}
@@ -165,7 +165,7 @@ class Chain:
         try:
             await self._host.keep(sandboxes)
         except RolloutError as error:
-            log.warning("cannot end the sandboxes of an earlier life: %s", error)
+            log.warning("cannot end the sandboxes of an earlier incarnation: %s", error)
 
     def _may_begin(self) -> bool:
         """Returns whether nothing that RUN has finished waits for too long; measured by the late
@@ -181,13 +181,13 @@ class Chain:
 def _identity(config: ServiceConfig, process: str, stages: Iterable[str]) -> Hello:
     """Returns the hello by which the process introduces itself on all of its streams."""
     begins = GRAPH.names[0] in stages
-    return this_life(
+    return this_incarnation(
         roles={stage: config.pool(stage).slots for stage in stages},
         worker=config.worker_name(process),
         node=config.node_id,
         location=config.worker_flight(process),
         remote=bool(config.gateway),
-        resumes=any(operator_of(stage).resumes for stage in stages),
+        can_resume=any(operator_of(stage).can_resume for stage in stages),
         home=str(config.socket_dir),
         fatal_attempt=os.environ.get(crashes.FATAL_ATTEMPT, ""),
         images=_images(config) if begins and config.gateway else None,

@@ -161,7 +161,7 @@ class StageHost:
         self._busy_s = 0.0
         self._busy_since = clock()
 
-    # ---- life
+    # ---- open and close
 
     async def run(self) -> None:
         """Work until the inlet is closed: the process leaves, and cancels what is in hand."""

@@ -134,8 +134,8 @@ class StageOperator:
     """Base of the operators; implements all of `prorl.protocols.Operator` but the work."""
 
     stage: str
-    resumes: ClassVar[bool] = False
-    """Whether the next life of its worker goes on with what it held."""
+    can_resume: ClassVar[bool] = False
+    """True if the next incarnation of its worker goes on with the attempts that it held."""
 
     @classmethod
     def of_worker(cls, parts: WorkerParts) -> StageOperator:
@@ -192,7 +192,7 @@ class StageOperator:
         """Note a row that has come, before its sender or the gateway learns that it has."""
 
     def claims(self) -> Iterable[Claim]:
-        """Returns the attempts of the worker's last life with which this one can go on."""
+        """Attempts of the worker's last incarnation, with which it can go on."""
         return ()
 
     def adopted(self, claims: Iterable[Claim]) -> Iterable[ReceivedRow]:

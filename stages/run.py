@@ -88,7 +88,7 @@ class RunOperator(StageOperator):
     """
 
     stage = Stage.RUN
-    resumes = True
+    can_resume = True
 
     @classmethod
     def of_worker(cls, parts: WorkerParts) -> RunOperator:
@@ -143,7 +143,7 @@ class RunOperator(StageOperator):
         """Not opened, they keep nothing."""
         self._guest_broker, self._stack = guest_broker or GuestBroker(), AsyncExitStack()
         self._recovered: dict[AttemptKey, Recovered] = {}
-        """What the last life left, until the gateway has said who goes on with it."""
+        """What the last incarnation left, until the gateway has said who goes on with it."""
         self.backends = Backends(self._open, clock, has_key=bool(api_key))
         self.versions: dict[str, tuple[PolicyVersion, RunWeights]] = {}
         """Of each run: its newest published version, and how its servers' labels read."""
@@ -212,7 +212,7 @@ class RunOperator(StageOperator):
         return ran_columns(
             trajectory,
             run_s=run_s,
-            resumes=journal.epoch,
+            resumes=journal.resumes,
             node=self._node,
             worker=self._worker,
             server=lease.backend,
@@ -222,9 +222,7 @@ class RunOperator(StageOperator):
     # ---- the journal
 
     async def open(self) -> None:
-        """Let guests in, and read the journals of the last life. An attempt whose sandbox is gone
-        is not claimed.
-        """
+        """Let guests in; read what the last incarnation left, but where its sandbox is gone."""
         if self._guest_broker.at is not None:
             from prorl.agents.guest_broker_server import serving  # it brings aiohttp
 
@@ -255,21 +253,21 @@ class RunOperator(StageOperator):
         self._journals.begin(row)
 
     def claims(self) -> Iterable[Claim]:
-        return [Claim(*attempt.key, attempt.epoch) for attempt in self._recovered.values()]
+        return [Claim(*attempt.key, attempt.resumes) for attempt in self._recovered.values()]
 
     def adopted(self, claims: Iterable[Claim]) -> Iterable[ReceivedRow]:
-        """Returns the rows to go on with, and removes the journals of those that are not ours."""
-        epochs = {claim.key: claim.epoch for claim in claims}
+        """Rows to go on with; of the others the journals go."""
+        resumes = {claim.key: claim.resumes for claim in claims}
         recovered, self._recovered = self._recovered, {}
         rows = []
         for key, attempt in recovered.items():
-            if key in epochs:
-                self._journals.adopt(attempt, epochs[key])
+            if key in resumes:
+                self._journals.adopt(attempt, resumes[key])
                 rows.append(ReceivedRow(key, attempt.row, wire_bytes(attempt.row.batch)))
                 continue
             self._journals.refuse(attempt)
         if recovered:
-            log.info("of %d attempts of the last life %d go on", len(recovered), len(rows))
+            log.info("of %d attempts of the last incarnation %d go on", len(recovered), len(rows))
         return rows
 
     async def _stop(self, key: AttemptKey, stopping: Awaitable[None]) -> None:

@@ -288,7 +288,7 @@ def watch(
     delivered = folder / "delivered.jsonl"
     while time.time() < began + limit_s and not ended:
         for process in processes.values():
-            if process.child.pid not in watched:  # its first life, or a later one
+            if process.child.pid not in watched:  # its first start, or a later one
                 watched.add(process.child.pid)
                 with contextlib.suppress(ProcessLookupError):
                     meter.watch(process.child.pid)

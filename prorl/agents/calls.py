@@ -46,7 +46,7 @@ class ToolCalls:
         self._context, self._journal = context, context.journal
         self._clock = context.deadline.clock
         self.recorded_s = 0.0
-        """Seconds of calls that an earlier life has made."""
+        """Seconds of calls that an earlier worker has made."""
         self.state = context.state
         self.state.clear()
         self.state.seed, self.state.kept = context.seed, ""
@@ -92,8 +92,8 @@ class ToolCalls:
         return text
 
     def _recorded(self, turn: int, number: int) -> ToolAnswer | None:
-        """Returns the recorded result of a call of an earlier life; the env restores the state that
-        it had then.
+        """Returns the recorded result of a call of an earlier worker; the env restores the state
+        that it had then.
         """
         answer = self._journal.answer(turn, number)
         if answer is not None:
@@ -130,7 +130,7 @@ class ToolCalls:
         if not isinstance(sandbox, SupportsCallIds):
             yield
             return
-        sandbox.mark(CallId(self._journal.epoch, turn, number))
+        sandbox.mark(CallId(self._journal.resumes, turn, number))
         try:
             yield
         finally:

@@ -61,7 +61,9 @@ class AttemptContext:
     """Lineages whose sampled ids train."""
     min_version: PolicyVersion = FIRST_VERSION
     journal: AttemptJournal = field(default_factory=AttemptJournal)
-    """What an earlier life of the attempt has recorded, and where this one is written down."""
+    """The journal: what earlier workers of the attempt have recorded, and where this one
+    records.
+    """
     guest_broker: GuestBroker = field(default_factory=GuestBroker)
     """Where guests take their turns, and those of other hosts their work."""
     renderer_spec: str = ""
@@ -73,7 +75,7 @@ class AttemptContext:
 
     @property
     def spent_s(self) -> float:
-        """Seconds of the attempt's budget that are spent, in all of its lives."""
+        """Seconds of the attempt's budget that all of its workers have spent."""
         return self.limits.run_s - self.deadline.remaining_s
 
     @property

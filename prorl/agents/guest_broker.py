@@ -80,14 +80,14 @@ class GuestLease:
     asking: int = 0
     """Requests that are being answered."""
 
-    def note_life(self) -> None:
+    def note_activity(self) -> None:
         self.alive_at = asyncio.get_running_loop().time()
 
 
 class GuestBroker:
     """`at`: host, port, URL for guests from elsewhere, without which none come.
 
-    Keys of leases are made of `secret`, so that the next life still knows who had one.
+    Keys of guest leases are made of `secret`, so that the next incarnation still knows who had one.
     """
 
     def __init__(
@@ -189,8 +189,8 @@ class GuestBroker:
         """Proves that a lease was given, also when it is no more."""
         return f"{lease}.{hmac.digest(self._secret, lease.encode(), hashlib.sha256).hex()}"
 
-    def leased(self, lease: str) -> GuestLease | None:
-        return self._leased.get(lease)
+    def lease_of(self, lease_id: str) -> GuestLease | None:
+        return self._leased.get(lease_id)
 
     async def wait_for(self, name: str, wait_s: float, grant: TokenGrant) -> None:
         """Wait until there is something for guests of this name, or so long."""
@@ -204,7 +204,7 @@ class GuestBroker:
         for lease in accepted:
             self._offered.remove(lease)
             self._leased[lease.offer["lease"]] = lease
-            lease.note_life()
+            lease.note_activity()
             lease.accepted.set()
         return accepted
 

@@ -2,7 +2,7 @@
 (docs/guests.md).
 
 What comes after a lease's end gets 410, an outcome that is said again 200, another one 409. Model
-calls are signs of life; all paths but a lease's own are the attempt's model endpoint
+calls count as heartbeats; all paths but a lease's own are the attempt's model endpoint
 (`prorl.agents.capture.model_endpoint`).
 """
 
@@ -21,7 +21,7 @@ from aiohttp import web
 from prorl.agents.capture import chat
 from prorl.agents.capture.model_endpoint import failure, read_body, sent_key
 from prorl.errors import ConfigError, ForbiddenError, UnauthorizedError, UserError
-from prorl.net.access import check_lease
+from prorl.net.access import check_guest_lease
 from prorl.waits import wait_limit_s
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ async def _handle(
             raise UnauthorizedError("the key of another lease", "the bearer that came with it")
         if how in ("done", "failed"):
             return _status_reply(guest_broker.end(lease_id, how, await read_body(request)))
-        lease = guest_broker.leased(lease_id)
+        lease = guest_broker.lease_of(lease_id)
         return await _serve(lease, request, how) if lease else _status_reply(410)
     except UnauthorizedError as error:
         return failure(chat, 401, "authentication_error", str(error))
@@ -84,7 +84,7 @@ async def _lend(
     guest_broker: GuestBroker, keys: Keys, request: web.BaseRequest, name: str
 ) -> web.Response:
     grant = keys.check(request.headers.get("authorization", "").encode())
-    check_lease(grant.role)
+    check_guest_lease(grant.role)
     body = await read_body(request)
     slots = min(int(body.get("slots", 1)), MAX_SLOTS)
     await guest_broker.wait_for(name, min(MAX_WAIT_S, float(body.get("wait_s", 30.0))), grant)
@@ -99,7 +99,7 @@ async def _serve(lease: GuestLease, request: web.BaseRequest, how: str) -> web.S
         return _status_reply(200) if how == "alive" else await lease.answer(request)
     finally:
         lease.asking -= 1
-        lease.note_life()
+        lease.note_activity()
 
 
 def _status_reply(status: int) -> web.Response:

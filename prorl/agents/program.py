@@ -112,7 +112,7 @@ async def served(
     another worker began: its program died with that.
     """
     with listener or nullcontext():
-        if context.journal.epoch:
+        if context.journal.resumes:
             raise RolloutError(FailureCode.WORKER_LOST, "its program died with its worker")
         async with AsyncExitStack() as stack:
             stack.push_async_callback(endpoint.close)

@@ -5,10 +5,10 @@
     sequence.context(prompt_ids, turn=0)
     completion = await sampler.sample(sequence, turn=0)     # its ids are in the sequence now
 
-Invariants: a call that an earlier life of the attempt has recorded is given again, and only for an
-equal prompt; pieces that a weight update or a lost server cut are continued from their exact ids;
-no piece is of weights older than the attempt has seen; whatever was sampled is in the sequence and
-in the journal, also when the call ends by an error or a cancel, before that goes on. The seed
+Invariants: a call that an earlier worker of the attempt has recorded is given again, and only for
+an equal prompt; pieces that a weight update or a lost server cut are continued from their exact
+ids; no piece is of weights older than the attempt has seen; whatever was sampled is in the sequence
+and in the journal, also when the call ends by an error or a cancel, before that goes on. The seed
 comes from identity, never from time. Nothing is retried here. Sequences may grow side by side.
 """
 
@@ -99,7 +99,7 @@ class Sampler:
                 self.record.llm_s += llm_s
 
     def _take(self, sequence: SequenceRecord, call: RecordedCall) -> Completion:
-        """Append a model call that an earlier life of the attempt has recorded."""
+        """A model call that an earlier worker of the attempt has recorded."""
         completion, prompt_tokens = call.completion, len(sequence)
         sequence.sampled(completion, call.turn, call.temperature)
         self.record.turn(

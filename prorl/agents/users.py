@@ -162,7 +162,7 @@ class _Drive:
         """What the policy said last, where a limit of tokens cut it."""
         self._message_bytes, self._has_prompt = 0, False
 
-    # ---- the life of the helper's question
+    # ---- how long the helper's question is open
 
     async def run(self) -> End:
         deadline = self._context.deadline

@@ -301,25 +301,25 @@ class Size:
     def __init__(self, folder: Path, size: int) -> None:
         self.size, self.meter = size, Meter()
         self._folder = folder
-        self._lives: dict[str, GrowingRun] = {}
+        self._grown: dict[str, GrowingRun] = {}
 
-    def live(self, what: str) -> GrowingRun:
-        if what not in self._lives:
-            path = self._folder / f"{what}-{self.size}" / "control.db"
-            life = GrowingRun(path, Meter())
-            life.core.create_run(RunConfig(run_id="a", delivery="stream", max_open_groups=256))
-            life.accept(SEED)
-            if what == "done":
-                life.work()
-                life.commit_rest()
-            life.log.close()
+    def live(self, kind: str) -> GrowingRun:
+        if kind not in self._grown:
+            path = self._folder / f"{kind}-{self.size}" / "control.db"
+            grown = GrowingRun(path, Meter())
+            grown.core.create_run(RunConfig(run_id="a", delivery="stream", max_open_groups=256))
+            grown.accept(SEED)
+            if kind == "done":
+                grown.work()
+                grown.commit_rest()
+            grown.log.close()
             repeat(path, self.size // SEED)
-            life = GrowingRun(path, Meter())
-            life.core.changes.mark_run(life.run)  # with its counts
-            life.write(0)
-            life.log.close()
-            self._lives[what] = GrowingRun(path, self.meter)
-        return self._lives[what]
+            grown = GrowingRun(path, Meter())
+            grown.core.changes.mark_run(grown.run)  # with its counts
+            grown.write(0)
+            grown.log.close()
+            self._grown[kind] = GrowingRun(path, self.meter)
+        return self._grown[kind]
 
     def round(self) -> None:
         done = self.live("done")
@@ -334,10 +334,10 @@ class Size:
             self.close()
 
     def close(self) -> None:
-        for what, life in self._lives.items():
-            life.log.close()
-            shutil.rmtree(self._folder / f"{what}-{self.size}")
-        self._lives.clear()
+        for kind, grown in self._grown.items():
+            grown.log.close()
+            shutil.rmtree(self._folder / f"{kind}-{self.size}")
+        self._grown.clear()
 
     def end(self) -> None:
         """Does what can be done once only."""
@@ -352,23 +352,23 @@ class Size:
 def _memory() -> Iterator[Figure]:
     """Yields the bytes of Python's that stay for one more rollout, by where it is in its life."""
     with tempfile.TemporaryDirectory(prefix="prorl-growth-") as folder:
-        life = GrowingRun(Path(folder) / "control.db", Meter())
-        life.core.create_run(RunConfig(run_id="a", delivery="stream", max_open_groups=MEMORY))
+        grown = GrowingRun(Path(folder) / "control.db", Meter())
+        grown.core.create_run(RunConfig(run_id="a", delivery="stream", max_open_groups=MEMORY))
         sizes = []
         tracemalloc.start()
         for _ in range(2):  # after the first batch, tables have their size
-            life.accept(MEMORY)
-            life.work()
+            grown.accept(MEMORY)
+            grown.work()
             gc.collect()
             sizes.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
         finished = [sizes[1] - sizes[0]]
         with _traced_memory() as pooled:
-            life.accept(MEMORY)
+            grown.accept(MEMORY)
         with _traced_memory() as leased:
-            life.core.pump(MEMORY)
-            life.write(MEMORY)
-        life.log.close()
+            grown.core.pump(MEMORY)
+            grown.write(MEMORY)
+        grown.log.close()
     for what, growth, note in (
         ("pooled", pooled, ""),
         ("open", leased, ""),

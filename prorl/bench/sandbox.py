@@ -2,9 +2,9 @@
 
 It is measured for each kind that works here. `cold_start` is from `host.start` to the answer of
 bash `true`; its bar is the raw launch of the kind plus a bare Python inside plus 25 ms, all three
-measured in turn. `drift` compares the last tenth of many lives with the first, each against raw
-launches in between. CPU is that of sandboxd and everything below it (`meter.py`). The full run,
-1,000 lives of each kind, takes about 6 minutes on two cores.
+measured in turn. `drift` compares the last tenth of many start-stop cycles with the first, each
+against raw launches in between. CPU is that of sandboxd and everything below it (`meter.py`). The
+full run, 1,000 cycles of each kind, takes about 6 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ SETTLE_S = 5.0
 
 
 class SandboxSizes(NamedTuple):
-    lives: int
-    many_lives: int
+    cycles: int
+    many_cycles: int
     idle: int
 
 
-QUICK = SandboxSizes(lives=15, many_lives=30, idle=50)
-FULL = SandboxSizes(lives=50, many_lives=1000, idle=200)
+QUICK = SandboxSizes(cycles=15, many_cycles=30, idle=50)
+FULL = SandboxSizes(cycles=50, many_cycles=1000, idle=200)
 
 
 class SandboxTimes(NamedTuple):
@@ -79,34 +79,34 @@ async def _kind(kind: str, sizes: SandboxSizes) -> list[Figure]:
         with cpu_meter() as meter:
             async with spawned(kind) as (host, pid):
                 meter.watch(pid)
-                rows = await _cold(host, kind, raw, sizes.lives)
-                rows.append(await _cpu(host, kind, meter, sizes.lives))
-                rows += await _flat(host, pid, kind, raw, sizes.many_lives)
+                rows = await _cold(host, kind, raw, sizes.cycles)
+                rows.append(await _cpu(host, kind, meter, sizes.cycles))
+                rows += await _flat(host, pid, kind, raw, sizes.many_cycles)
                 rows.append(await _idle(host, pid, kind, sizes.idle))
         async with spawned(kind, warm=2) as (host, _):
-            rows.append(await _warm(host, kind, sizes.lives))
+            rows.append(await _warm(host, kind, sizes.cycles))
     return rows
 
 
 async def _cold(
     host: UnixSandboxHost, kind: str, raw: Callable[[], object], count: int
 ) -> list[Figure]:
-    raws, bares, lives = [], [], []
+    raws, bares, cycles = [], [], []
     ref = await host.start("bench/0/1", "run", SPEC)
     async with host.connect(ref) as sandbox:
         await _bare_python_ms(sandbox)
-        await _life(host)
+        await _start_and_stop(host)
         for _ in range(count):
             raws.append(_timed_ms(raw))
             bares.append(await _bare_python_ms(sandbox))
-            lives.append(await _life(host))
+            cycles.append(await _start_and_stop(host))
     await host.stop(ref)
     bar_ms = statistics.median(raws) + statistics.median(bares) + START_OVER_MS
     return [
         median(f"raw_launch_p50_ms.{kind}", raws, "ms", note=kinds.load(kind).bare),
         median(f"bare_python_p50_ms.{kind}", bares, "ms"),
-        _barred(f"cold_start_p50_ms.{kind}", [life.cold_ms for life in lives], bar_ms),
-        _barred(f"stop_p50_ms.{kind}", [life.stop_ms for life in lives], STOP_BAR_MS),
+        _barred(f"cold_start_p50_ms.{kind}", [times.cold_ms for times in cycles], bar_ms),
+        _barred(f"stop_p50_ms.{kind}", [times.stop_ms for times in cycles], STOP_BAR_MS),
     ]
 
 
@@ -116,7 +116,7 @@ async def _bare_python_ms(sandbox: Sandbox) -> float:
     return (time.perf_counter() - begin) * 1e3
 
 
-async def _life(host: UnixSandboxHost) -> SandboxTimes:
+async def _start_and_stop(host: UnixSandboxHost) -> SandboxTimes:
     begin = time.perf_counter()
     ref = await host.start("bench/1/1", "run", SPEC)
     async with host.connect(ref) as sandbox:
@@ -129,7 +129,7 @@ async def _life(host: UnixSandboxHost) -> SandboxTimes:
 async def _cpu(host: UnixSandboxHost, kind: str, meter: CpuMeter, count: int) -> Figure:
     before_s = meter.cpu_s()
     for _ in range(count):
-        await _life(host)
+        await _start_and_stop(host)
     used_s = meter.cpu_s() - before_s
     value = used_s * 1e3 / count
     note = f"by {meter.source}" + (
@@ -139,44 +139,46 @@ async def _cpu(host: UnixSandboxHost, kind: str, meter: CpuMeter, count: int) ->
 
 
 async def _warm(host: UnixSandboxHost, kind: str, count: int) -> Figure:
-    await _life(host)
+    await _start_and_stop(host)
     times_ms = []
     for _ in range(count):
         while (await host.status())["warm"] < 1:
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.05)  # its shell starts behind its `ok`
-        times_ms.append((await _life(host)).cold_ms)
+        times_ms.append((await _start_and_stop(host)).cold_ms)
     return _barred(f"warm_start_p50_ms.{kind}", times_ms, WARM_BAR_MS)
 
 
 async def _flat(
-    host: UnixSandboxHost, pid: int, kind: str, raw: Callable[[], object], lives: int
+    host: UnixSandboxHost, pid: int, kind: str, raw: Callable[[], object], cycles: int
 ) -> list[Figure]:
-    """All that can be counted before and after many lives; the last tenth's time by the first's."""
+    """All that can be counted before and after many cycles; the last tenth's time by the
+    first's.
+    """
     ref = await host.start("bench/0/1", "run", SPEC)
     await host.stop(ref)
     count = partial(counts, pid, Path(ref.socket_path).parent, _root_of(pid))
     before = await _settled(count)
     ours, raws = [], []
-    for _ in range(lives):
-        ours.append((await _life(host)).cold_ms)
+    for _ in range(cycles):
+        ours.append((await _start_and_stop(host)).cold_ms)
         raws.append(_timed_ms(raw))
     after = await _settled(count)
-    tenth = max(1, lives // 10)
+    tenth = max(1, cycles // 10)
     last, first = (
         statistics.median(ours[part]) / statistics.median(raws[part])
         for part in (slice(-tenth, None), slice(tenth))
     )
     drift, note = last / first, verdict(last / first, DRIFT_BAR)
     return [
-        _leftovers(kind, before, after, lives),
+        _leftovers(kind, before, after, cycles),
         Figure(what=f"drift.{kind}", value=drift, unit="x", note=note),
     ]
 
 
-def _leftovers(kind: str, before: dict[str, int], after: dict[str, int], lives: int) -> Figure:
+def _leftovers(kind: str, before: dict[str, int], after: dict[str, int], cycles: int) -> Figure:
     grown = {name: after[name] - before[name] for name in before if after[name] != before[name]}
-    note = f"after {lives} lives: {grown or 'exactly flat'} ({', '.join(before)})"
+    note = f"after {cycles} cycles: {grown or 'exactly flat'} ({', '.join(before)})"
     value = float(sum(map(abs, grown.values())))
     return Figure(what=f"leftovers.{kind}", value=value, unit="", note=note)
 
@@ -184,7 +186,7 @@ def _leftovers(kind: str, before: dict[str, int], after: dict[str, int], lives: 
 async def _settled(count: Callable[[], dict[str, int]]) -> dict[str, int]:
     """The counts when they no longer change.
 
-    A thread of sandboxd empties the trash after a life has ended.
+    A thread of sandboxd empties the trash after a sandbox has ended.
     """
     until = time.monotonic() + SETTLE_S
     counts = count()

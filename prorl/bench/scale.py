@@ -239,16 +239,16 @@ def day(gateway_s: float, nodes_share: float, lived: int) -> list[Figure]:
     settle_heap()
     with tempfile.TemporaryDirectory(prefix="prorl-day-", dir=Path.cwd()) as folder:  # no tmpfs
         path, meter = Path(folder) / "control.db", Meter()
-        life = GrowingRun(path, meter)
+        grown = GrowingRun(path, meter)
         groups = 2 * DAY_IN_HAND // N
         bounded = RunConfig(
             run_id="a", delivery="stream", max_open_groups=groups, max_unacked_groups=groups
         )
-        life.core.create_run(bounded)
-        life.accept(lived)
-        life.work(DAY_IN_HAND)
-        life.commit_rest()
-        life.log.close()
+        grown.core.create_run(bounded)
+        grown.accept(lived)
+        grown.work(DAY_IN_HAND)
+        grown.commit_rest()
+        grown.log.close()
         log_bytes = sum(file.stat().st_size for file in Path(folder).iterdir())
     mind_s = sum(meter.cpu_s.values()) / lived
     rate = DAY_ROLLOUTS / DAY_S

@@ -384,8 +384,7 @@ class ServiceConfig(StrictModel):
         default=90,
         gt=0,
         le=3650,
-        description="days that a certificate of the service or of a node is valid; both renew"
-        " theirs",
+        description="lifetime of the service's own certificate and of nodes': both renew theirs",
     )
     gateway: str = Field(
         default="",

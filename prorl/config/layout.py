@@ -76,7 +76,7 @@ def num_sandboxes(config: ServiceConfig) -> int:
 
     RUN needs three a slot: its own, EVAL's, which is made ready meanwhile, and EVAL's of a finished
     row that waits to be scored; the other stages one. What a chain has left that died needs no room
-    beside it: its next life ends that before it begins anything.
+    beside it: its next incarnation ends that before it begins anything.
     """
     if config.sandbox.max_sandboxes is not None:
         return config.sandbox.max_sandboxes

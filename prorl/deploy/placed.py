@@ -37,8 +37,8 @@ RETRY_S = 1.0
 """Between attempts to register with a scheduler that is away."""
 
 REFUSALS = (OSError, TimeoutError, ValueError, RuntimeError)
-"""What a scheduler that is away raises, and one that refuses: while it believes in an earlier life
-of the node, the node's name is taken.
+"""What a scheduler that is away raises, and one that refuses: while it believes in an earlier
+incarnation of the node, the node's name is taken.
 """
 
 RETIRED = "scheduler-"
@@ -103,7 +103,7 @@ async def serve(
     config: ServiceConfig,
     remaining_s: float | None,
 ) -> None:
-    """The life of a placed node."""
+    """Starts a placed node, watches it, ends it."""
     async with leave_requests(config) as requests:
         supervisor = await asyncio.to_thread(node, join, config)
         async with supervisor:

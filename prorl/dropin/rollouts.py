@@ -131,7 +131,7 @@ class RolloutRequests:
         whoever waits. Raises UserError for what the service refuses, UnavailableError.
         """
         config: dict[str, Json] = {"agent": agent, "limits": dict(limits or {})}
-        run = self._lease(config)
+        run = self._run_for(config)
         submitting = asyncio.ensure_future(self._submit(run, task, sampling))
         try:
             group = await asyncio.shield(submitting)
@@ -146,8 +146,8 @@ class RolloutRequests:
             run.users -= 1
             self._end_idle()
 
-    def _lease(self, config: dict[str, Json]) -> _Run:
-        """The run whose rollouts are driven so, with one user more."""
+    def _run_for(self, config: dict[str, Json]) -> _Run:
+        """Returns the run whose rollouts are driven so, with one user more."""
         name = blake2b(
             exact_json.dumps(config, option=orjson.OPT_SORT_KEYS), digest_size=4
         ).hexdigest()
@@ -164,7 +164,7 @@ class RolloutRequests:
     async def _open(
         self, stem: str, config: dict[str, Json], before: asyncio.Task[None] | None
     ) -> tuple[str, str]:
-        """Make the run, or go on with one of an earlier life: its name and its directory."""
+        """Make the run, or go on with one of an earlier incarnation: its name and its directory."""
         if before is not None:
             await before
         for number in count(1):

@@ -5,7 +5,7 @@ control streams (`ControlClient`). The arithmetic of edges is pure and lives in 
 of the trainers' stream in `ticket.py`.
 """
 
-from prorl.flight.control_client import ControlClient, this_life
+from prorl.flight.control_client import ControlClient, this_incarnation
 from prorl.flight.inlet import Inlet
 from prorl.flight.malloc import tune
 from prorl.flight.outlet import Outlet
@@ -18,6 +18,6 @@ __all__ = [
     "FlightReads",
     "Inlet",
     "Outlet",
-    "this_life",
+    "this_incarnation",
     "tune",
 ]

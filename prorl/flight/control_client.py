@@ -1,11 +1,9 @@
 """`ControlClient`: a worker's side of the control protocol (`prorl/control.py`).
 
-    on = {Kind.CANCEL: ..., Kind.ENDPOINTS: ...}
-    client = ControlClient(network, config.gateway_flight, this_life(...), attempts=..., on=on)
-    client.start()
-    await client.welcomed.wait()
-    client.emit(Started(), key, stage="run")    # fire and forget; events travel together
-    reserved = await client.request(Reserve(attempts=keys))
+    on = {Kind.CANCEL: ..., Kind.ENDPOINTS: ...} client = ControlClient(network,
+    config.gateway_flight, this_incarnation(...), attempts=..., on=on) client.start() await
+    client.welcomed.wait() client.emit(Started(), key, stage="run")    # fire and forget; events
+    travel together reserved = await client.request(Reserve(attempts=keys))
 
 The client dials for ever: after a loss it opens a fresh session (seq from 1, `hello` with what is
 held then) and sends requests that have no reply again, in their order. Events of a lost session are
@@ -81,8 +79,8 @@ def send_rows(channel: Channel, rows: Sequence[ControlRow]) -> None:
     channel.send(tuple(rows) if channel.is_local else to_batch(rows))
 
 
-def this_life(**fields: Any) -> Hello:
-    """Makes the first message of a worker's new life, which it sends on every stream."""
+def this_incarnation(**fields: Any) -> Hello:
+    """Makes the first message of a worker's new incarnation, which it sends on every stream."""
     return Hello(
         incarnation=uuid.uuid4().hex,
         host=os.uname().nodename,
@@ -273,7 +271,7 @@ class ControlClient:
                 welcome = row.read(Welcome)
                 if welcome.superseded:
                     raise FencedError(
-                        f"another life of {self._identity.worker} has taken our place"
+                        f"another incarnation of {self._identity.worker} has taken our place"
                     )
                 self._tell(row)
                 self._tell(ControlRow.of(Endpoints(locations=welcome.endpoints)))

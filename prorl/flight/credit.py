@@ -250,7 +250,9 @@ class ConsumerCredit:
         self._orphans += self._upstreams.pop(upstream).in_hand
 
     def adopt(self, rows: int) -> None:
-        """Count rows in hand that no present upstream's credit covers: they take slots alone."""
+        """Rows that came from an upstream of an earlier incarnation: they take slots, and no
+        credit.
+        """
         self._orphans += rows
 
     def received(self, upstream: int, rows: int) -> None:

@@ -7,9 +7,10 @@
     inlet.ack(keys)                             # its fate is durable: the upstream may forget it
 
 On edges without redelivery a row is acked when it arrives, so `ack` is not called there. A row that
-arrives again, since its stream was lost before the ack, is not given twice. While the row is in
-hand, its ack goes to the stream over which it came last; later it is acked again at once (the last
-`REMEMBERED` keys are remembered; beyond that the commit's uniqueness decides).
+arrives again (its stream was lost before the ack, or another incarnation's was) is not yielded
+twice. Redelivered: while it is held, the ack goes to the stream it came over last. After its end,
+and on the other edges, it is acked again at once (the last `REMEMBERED` keys are remembered; beyond
+that the commit's uniqueness decides).
 
 An upstream that is no longer announced is not dialled again, but a stream that still works is kept.
 `received` is told of each row before anybody hears that it has come. While `may_take` says no, no
@@ -49,7 +50,7 @@ LOOK_S = 0.05
 """How soon one that may take nothing more asks again whether it may: short beside a rollout."""
 
 _NOBODY = -1
-"""The upstream of a row that no stream of this life brought."""
+"""The upstream of a row that no stream of this incarnation brought."""
 
 log = logging.getLogger("prorl.flight")
 
@@ -155,7 +156,9 @@ class Inlet:
         return received
 
     def adopt(self, row: ReceivedRow) -> None:
-        """Adds a row that an earlier life of this consumer received: `take` gives it, too."""
+        """Adds a row that an earlier incarnation of this consumer received: `take` gives it,
+        too.
+        """
         if row.key in self._rows:
             return
         self._rows[row.key] = _RowState(_NOBODY, _NOBODY)

@@ -1,7 +1,7 @@
 """`AttemptJournal`: what the earlier lives of an attempt have recorded, and where this one records.
 
-An agent asks it before each model call and each tool call. What an earlier life has recorded is
-given again; what happens now is in a file of the node before the next thing happens:
+An agent asks it before each model call and each tool call. What an earlier worker of the attempt
+has recorded is given again; what happens now is on the node before the next thing happens:
 
     context ids, completion -> CALL    before its tool calls run
     a call's text, or the   -> ANSWER  before the next call, or the next model call
@@ -43,7 +43,7 @@ UNKNOWN = (
 
 
 class CallId(NamedTuple):
-    epoch: int
+    resumes: int
     turn: int
     number: int
     """Of the call in its turn."""
@@ -58,22 +58,22 @@ class SupportsCallIds(Protocol):
 
 
 class AttemptJournal:
-    """The journal of one attempt in one of its lives. Belongs to the event loop."""
+    """The journal of one attempt under one of its workers. Belongs to the event loop."""
 
     def __init__(
-        self, sink: Sink | None = None, *, on_lost_tool_call: str = "report", epoch: int = 0
+        self, sink: Sink | None = None, *, on_lost_tool_call: str = "report", resumes: int = 0
     ) -> None:
-        self._sink, self.on_lost_tool_call, self.epoch = sink, on_lost_tool_call, epoch
+        self._sink, self.on_lost_tool_call, self.resumes = sink, on_lost_tool_call, resumes
         self._turns: dict[int, RecordedCall] = {}
         self._answers: dict[tuple[int, int], ToolAnswer] = {}
         self.ended: AttemptEnd | None = None
         self.spent_s = 0.0
         """Of the budget, until the last record."""
-        self._lived = epoch == 0
-        """Whether something happened in this life that no earlier one can have begun."""
+        self._has_begun = resumes == 0
+        """True once something happened under this worker that no earlier one can have begun."""
 
     def remember(self, record: JournalRecord) -> None:
-        """Take in what an earlier life recorded, in its order."""
+        """Take in what an earlier worker recorded, in its order."""
         match record:
             case RecordedCall():
                 self._turns[record.turn] = record
@@ -110,7 +110,7 @@ class AttemptJournal:
         return None
 
     def say(self, call: RecordedCall) -> None:
-        self._lived = True
+        self._has_begun = True
         self._turns[call.turn] = call
         if self._sink is not None:
             self._sink(FrameKind.CALL, call_body(call))
@@ -125,10 +125,8 @@ class AttemptJournal:
         return answer
 
     def begin(self) -> bool:
-        """Note that a tool call is about to be made. Returns whether an earlier life may have made
-        it: only the first call of a life can be one.
-        """
-        doubtful, self._lived = not self._lived, True
+        """A call is about to be made; whether an earlier worker may have made it."""
+        doubtful, self._has_begun = not self._has_begun, True
         return doubtful
 
     def tell(self, answer: ToolAnswer) -> None:

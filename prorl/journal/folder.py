@@ -5,9 +5,9 @@
 A file begins with the row as it was received, before anybody hears that it has come, and is emptied
 when the row leaves the worker's hands (committed, failed, cancelled); the next attempt has it then,
 since making and removing a file costs eight times what emptying one does. A worker that starts
-finds the files of its last life. One writer: the folder is locked for as long as its process lives.
-Bounded by `limit_bytes` over all files; an attempt whose record does not fit, or cannot be written,
-loses its journal, aloud, and goes on without one.
+finds the files of its last incarnation. One writer: the folder is locked for as long as its process
+lives. Bounded by `limit_bytes` over all files; an attempt whose record does not fit, or cannot be
+written, loses its journal, aloud, and goes on without one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import pyarrow as pa
 from prorl.errors import SchemaError
 from prorl.journal import frames
 from prorl.journal.attempt import AttemptJournal
-from prorl.journal.records import FrameKind, Recovered, life_body, parse_journal
+from prorl.journal.records import FrameKind, Recovered, parse_journal, takeover_body
 from prorl.linux import locks
 from prorl.schema.columns import read_key
 from prorl.schema.rows import Row
@@ -71,7 +71,8 @@ class Journals:
         """Of all files."""
 
     def open(self) -> list[Recovered]:
-        """Lock the folder. Returns what the last life left; damaged files are removed, and logged.
+        """Lock the folder; what the last incarnation left, damaged files aside, which are removed
+        aloud.
 
         While another process has the folder nothing is kept here.
         """
@@ -100,7 +101,7 @@ class Journals:
             os.close(self._lock)
         self._lock = -1
 
-    # ---- an attempt's life
+    # ---- an attempt begins and ends
 
     def begin(self, row: Row) -> None:
         """Write a row down that has come, before its sender or the gateway learns that it has.
@@ -130,16 +131,18 @@ class Journals:
         return path, os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
 
     def attempt(self, key: AttemptKey, *, on_lost_tool_call: str) -> AttemptJournal:
-        recovered, epoch = self._pasts.pop(key, (None, 0))
+        recovered, resumes = self._pasts.pop(key, (None, 0))
         kept = self._open.get(key)
         sink = partial(self._write, kept) if kept is not None else None
-        journal = AttemptJournal(sink, on_lost_tool_call=on_lost_tool_call, epoch=epoch)
+        journal = AttemptJournal(sink, on_lost_tool_call=on_lost_tool_call, resumes=resumes)
         for record in recovered.records if recovered else ():
             journal.remember(record)
         return journal
 
-    def adopt(self, recovered: Recovered, epoch: int) -> None:
-        """Go on writing what the last life left, behind its last whole frame, as life `epoch`."""
+    def adopt(self, recovered: Recovered, resumes: int) -> None:
+        """Go on writing what the last incarnation left, behind its last whole frame; `resumes`
+        counts.
+        """
         journal = _Open(recovered.key, recovered.path, -1)
         journal.num_frames = recovered.num_frames
         try:
@@ -151,12 +154,12 @@ class Journals:
         else:
             journal.num_bytes = recovered.num_bytes
             self._open[recovered.key] = journal
-            self._write(journal, FrameKind.LIFE, life_body(epoch))
+            self._write(journal, FrameKind.TAKEOVER, takeover_body(resumes))
         # Last: a journal that cannot be written any more is given up, what was read of it is not.
-        self._pasts[recovered.key] = recovered, epoch
+        self._pasts[recovered.key] = recovered, resumes
 
     def refuse(self, recovered: Recovered) -> None:
-        """Remove what the last life left of an attempt that does not go on here."""
+        """Forget what the last incarnation left: another has the attempt, or nobody any more."""
         self.num_bytes -= recovered.num_bytes
         recovered.path.unlink(missing_ok=True)
 

@@ -1,7 +1,7 @@
 """The records of a journal.
 
     ROW     the READY row as RUN received it: an Arrow record batch of one row
-    LIFE    a worker has taken the attempt over
+    TAKEOVER  a worker has taken the attempt over
     CALL    a completed model call: ids of the context before it, sampled ids, logprobs, versions
     ANSWER  what the policy is told of a tool call, or by the env's own turn; the env's state
     END     how the loop ended, and what crosses into EVAL
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 class FrameKind(IntEnum):
     ROW = 1
-    LIFE = 2
+    TAKEOVER = 2
     CALL = 3
     ANSWER = 4
     END = 5
@@ -62,7 +62,7 @@ class RecordedCall:
     llm_s: float
     """Waiting included; `completion.llm_s` is the backend's own."""
     spent_s: float = 0.0
-    """Of the attempt's budget until then, in all its lives."""
+    """The part of the attempt's budget that all of its workers had spent until then."""
     prompt: bytes = b""
     """Digest of all ids before the sampled ones."""
 
@@ -97,11 +97,11 @@ class AttemptEnd:
 class Takeover(NamedTuple):
     """A worker has taken the attempt over."""
 
-    epoch: int
+    resumes: int
 
 
 JournalRecord = RecordedCall | ToolAnswer | AttemptEnd
-"""A record of an attempt that its next life reads."""
+"""The records that the next worker of an attempt reads."""
 
 
 class _CallFields(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -170,8 +170,8 @@ def ended_body(ended: AttemptEnd) -> bytes:
     return _encode((ended.stop, ended.code, message, ended.artifact, ended.spent_s))
 
 
-def life_body(epoch: int) -> bytes:
-    return _encode((epoch,))
+def takeover_body(resumes: int) -> bytes:
+    return _encode((resumes,))
 
 
 def _bytes(array: np.ndarray[Any, Any], kind: str) -> bytes:
@@ -262,7 +262,7 @@ def _read_ended(body: memoryview) -> AttemptEnd:
 
 
 _READ: dict[FrameKind, Callable[[memoryview], JournalRecord | Takeover]] = {
-    FrameKind.LIFE: msgspec.msgpack.Decoder(Takeover).decode,
+    FrameKind.TAKEOVER: msgspec.msgpack.Decoder(Takeover).decode,
     FrameKind.CALL: _read_call,
     FrameKind.ANSWER: _read_answer,
     FrameKind.END: _read_ended,
@@ -270,12 +270,12 @@ _READ: dict[FrameKind, Callable[[memoryview], JournalRecord | Takeover]] = {
 
 
 class Recovered(NamedTuple):
-    """Holds what the last life of this worker left of an attempt."""
+    """Holds what the last incarnation of this worker left of an attempt."""
 
     key: AttemptKey
     row: Row
-    epoch: int
-    """Of its last life."""
+    resumes: int
+    """The count of its last worker."""
     records: tuple[JournalRecord, ...]
     path: Path
     num_bytes: int
@@ -286,15 +286,15 @@ def parse_journal(path: Path, prefix: Prefix) -> Recovered:
     """The records of a file's frames. Raises SchemaError for what a worker cannot have written."""
     if not prefix.frames or prefix.frames[0].kind != FrameKind.ROW:
         raise SchemaError("it does not begin with a row", "a row, then records")
-    row, epoch, records = read_row(prefix.frames[0].body), 0, list[JournalRecord]()
+    row, resumes, records = read_row(prefix.frames[0].body), 0, list[JournalRecord]()
     for place, frame in enumerate(prefix.frames[1:], 1):
         if frame.kind not in _READ:
             raise SchemaError(f"frame {place} is of kind {frame.kind}", "a row, then records")
         record = read(FrameKind(frame.kind), frame.body)
         if isinstance(record, Takeover):
-            epoch = record.epoch
+            resumes = record.resumes
         else:
             records.append(record)
     return Recovered(
-        read_key(row), row, epoch, tuple(records), path, prefix.end, len(prefix.frames)
+        read_key(row), row, resumes, tuple(records), path, prefix.end, len(prefix.frames)
     )

@@ -9,10 +9,10 @@ doing, and who is charged.
     crashes.charge(folder, name, "silent for 8 s")
 
 The page names the piece of work in whose step the process died, so that it alone is charged, not
-all that was in hand; at MOST_CHARGES the next life does not touch it (`quarantine_reason`). Charges
-are kept by the work's name without its last part, its attempt. Tasks that a step makes are the same
-work. A run of whose work MOST_OF_RUN pieces ended the process, and none went well in between, is
-not touched either: a file of bad tasks ends its own run.
+all that was in hand; at MOST_CHARGES the next incarnation does not touch it (`quarantine_reason`).
+Charges are kept by the work's name without its last part, its attempt. Tasks that a step makes are
+the same work. A run of whose work MOST_OF_RUN pieces ended the process, and none went well in
+between, is not touched either: a file of bad tasks ends its own run.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 VARIABLE: Final = "PRORL_CRASH_PAGE_FD"
-FATAL_ATTEMPT: Final = "PRORL_FATAL_ATTEMPT"
-"""A variable of the next life: the piece of work (an attempt) whose step ended the last one."""
+DIED_AT: Final = "PRORL_DIED_AT"
+"""A variable of the next incarnation: what the last one was at when it died."""
 PAGE_BYTES: Final = 4096
 MOST_CHARGES: Final = 2
 """Deaths of a worker in one piece of work: one may be chance (memory, a machine), two are not."""

@@ -1,7 +1,8 @@
 """Faults at named steps, for tests: `PRORL_FAILPOINTS=log.written:kill@20,file.renamed:delay`.
 
 Each durable step says its name as it passes; nothing happens unless the environment asks for it. A
-fault strikes once, in the first life of a process, at its `@n`-th passing (without one the first):
+fault strikes once, in the first incarnation of a process, at its `@n`-th passing (without one the
+first):
 
     kill     SIGKILL to this very process
     freeze   SIGSTOP: the supervisor must end it

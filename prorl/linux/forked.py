@@ -18,7 +18,7 @@ EXIT_DISK = 6
 """The disk says no; it may say yes later."""
 
 EXIT_REPLACED = 4
-"""How a worker ends whose name another life has taken."""
+"""The exit status of a worker whose name another incarnation has taken."""
 
 
 class ForkedChild:

@@ -106,10 +106,10 @@ def _route(method: str, path: str) -> tuple[frozenset[str], dict[str, str]]:
     return frozenset(), {}
 
 
-def check_lease(role: str) -> None:
+def check_guest_lease(role: str) -> None:
     """Raise ForbiddenError unless it may play attempts (`prorl.agents.guest_broker`)."""
     if role:
-        _check(role, "a lease of guests", frozenset({"guest"}))
+        _check(role, "a guest lease", frozenset({"guest"}))
 
 
 def check_node(node: str, peer: Mapping[str, object]) -> None:

@@ -46,12 +46,12 @@ ROLES = ("service", "node", "trainer", "viewer")
 """`service` is our own gateway and store; the others are who joins."""
 
 AUTHORITY_DAYS, LEAF_DAYS, OWN_DAYS, RENEW_DAYS = 3650, 365, 90, 30
-"""Lives of certificates; what has less than the last, or less than a third of its life, is made
-anew, and warned of where it cannot.
+"""Lifetimes of certificates; what has less than the last, or less than a third of its lifetime, is
+made anew, and warned of where it cannot.
 """
 
 LOOK_HOURS = 1
-"""How often somebody looks whether theirs ends soon, or more often if it has a short life."""
+"""How often somebody looks whether theirs ends soon, or more often if its lifetime is short."""
 
 MAX_NODE_NAME = 59
 """A common name has 64 characters, and `node:` goes before it."""
@@ -149,19 +149,19 @@ class Credentials:
         return (end - datetime.datetime.now(datetime.UTC)) / DAY
 
     @property
-    def life_days(self) -> float:
+    def lifetime_days(self) -> float:
         made = _certificate(self.certificate)
         return (made.not_valid_after_utc - made.not_valid_before_utc - BACKDATE) / DAY
 
     @property
     def ends_soon(self) -> bool:
         """Tells whether it is time for another one."""
-        return self.remaining_days() < min(RENEW_DAYS, self.life_days / 3)
+        return self.remaining_days() < min(RENEW_DAYS, self.lifetime_days / 3)
 
     @property
     def look_s(self) -> float:
         """Tells how often to look whether it is: four times within that third."""
-        return max(1.0, min(LOOK_HOURS * 3600, self.life_days * 86400 / 12))
+        return max(1.0, min(LOOK_HOURS * 3600, self.lifetime_days * 86400 / 12))
 
 
 class LiveCredentials:

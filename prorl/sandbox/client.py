@@ -272,7 +272,7 @@ class ConnectedSandbox:
         if answer["ok"]:
             return frame
         if "call" in header and self._call is not None:
-            await self._check_life(answer, self._call)
+            await self._check_fence(answer, self._call)
         message = str(answer.get("error", ""))[:2000]
         if header["op"] == "get" and answer.get("missing") is True:
             raise FileNotFoundError(message)
@@ -286,13 +286,13 @@ class ConnectedSandbox:
             FailureCode.SANDBOX_BROKEN, f"{header['op']} {header.get('path')}: {message}"
         )
 
-    async def _check_life(self, answer: dict[str, Any], call: CallId) -> None:
+    async def _check_fence(self, answer: dict[str, Any], call: CallId) -> None:
         """Only who takes an attempt over can hear that a call has come before."""
         if answer.get("fenced") is True:
-            raise SandboxError(FailureCode.SANDBOX_LOST, "a later life of the attempt has it")
+            raise SandboxError(FailureCode.SANDBOX_LOST, "a later worker of the attempt has it")
         if answer.get("unknown") is not True:
             return
-        if call.epoch == 0:
+        if call.resumes == 0:
             await self._lost(Cause.BROKE_PROTOCOL, "it says that a first call was one before")
         text = f"call {call.number} of turn {call.turn} may have run; its result is not known"
         raise SandboxError(FailureCode.CALL_UNKNOWN, text)

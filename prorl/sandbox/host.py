@@ -42,11 +42,11 @@ RECONNECT_S = 0.05
 
 class UnixSandboxHost:
     def __init__(self, socket_path: str, node_id: str = "local", holder: str = "") -> None:
-        """`holder`: the process, by a name that its next life has as well; without one nobody ends
-        what it leaves behind before its limits do.
+        """`holder`: the process, by a name that its next incarnation has as well; without one
+        nobody ends what it leaves behind before its limits do.
         """
         self._path, self.node_id = socket_path, node_id
-        self._holder = {"holder": holder, "life": uuid.uuid4().hex}
+        self._holder = {"holder": holder, "incarnation": uuid.uuid4().hex}
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -99,9 +99,9 @@ class UnixSandboxHost:
         await self._ask({"op": "stop_owner", "owner": owner}, REQUEST_S)
 
     async def keep(self, sandboxes: Mapping[str, str]) -> None:
-        """Go on with these of the sandboxes that earlier lives of this process have started, and
-        end the others. By owner: the sandbox that it has; what is reserved for it stays as well.
-        Raises SandboxError.
+        """Go on with these of the sandboxes that earlier incarnations of this process have started,
+        and end the others. By owner: the sandbox that it has; what is reserved for it stays as
+        well. Raises SandboxError.
         """
         ask = {"op": "keep", "sandboxes": dict(sandboxes)}
         await self._ask({**ask, **self._holder}, REQUEST_S, PATIENCE_S)

@@ -327,7 +327,9 @@ class Gateway:
                 self._handle_disconnect(worker)
 
     def _hello(self, channel: Channel, row: ControlRow) -> WorkerRecord | None:
-        """The session that begins; None for an earlier life of a worker, which is told so."""
+        """The session that begins; None for an earlier incarnation of a worker, which is told
+        so.
+        """
         if row.kind is not Kind.HELLO:
             raise UserError(f"a control stream began with {row.kind.value!r}", "hello")
         if channel.node:

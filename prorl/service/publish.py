@@ -431,7 +431,7 @@ class WeightPublisher:
     async def _load(self, name: str, weights: ServedWeights) -> None:
         target = self._target(name)
         if weights.is_named(await target.label()):
-            await target.resume()  # we may have paused it, in this life or an earlier one
+            await target.resume()  # we may have paused it, in this incarnation or an earlier one
             return
         if weights.is_announced:
             raise BackendError(

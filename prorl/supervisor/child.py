@@ -1,6 +1,6 @@
 """One child process: its session, its `ready {json}` line, its logs, its exit, its heartbeat.
 
-Each life has a log file; the exit is seen through a pidfd, freezing through a heartbeat that does
+Each start has a log file; the exit is seen through a pidfd, freezing through a heartbeat that does
 not come.
 
 Invariants: only processes that this object spawned are ever signalled, through their pidfd, so a
@@ -36,7 +36,7 @@ from prorl.types import Json
 from prorl.waits import wait_limit_s
 
 KEPT_LOGS = 4
-"""Logs of earlier lives that are kept: NAME.1.log is the youngest."""
+"""The number of logs of earlier starts that are kept: NAME.1.log is the youngest."""
 
 MAX_LINE_BYTES = 1 << 16
 
@@ -75,7 +75,7 @@ class ChildProcess:
 
     def __init__(self, spec: ChildSpec, log_dir: Path) -> None:
         self.spec = spec
-        self.lives = 0
+        self.starts = 0
         self.started_at_s = 0.0
         self._log_dir = log_dir
         self._process: subprocess.Popen[bytes] | None = None
@@ -83,7 +83,9 @@ class ChildProcess:
         self._page = -1
         self._silent_s = 0.0
         self.beats = False
-        """Whether its heartbeat was heard in this life: from then on silence means something."""
+        """True once its heartbeat was heard since this start: from then on silence means
+        something.
+        """
         self._killed_at = ""
         """What it was at when it was ended."""
         self.ended_for = ""
@@ -96,7 +98,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The process id of the current life, or -1."""
+        """The process id of the current incarnation, or -1."""
         return self._process.pid if self._process is not None and self.alive else -1
 
     @property
@@ -105,7 +107,7 @@ class ChildProcess:
 
     @property
     def log(self) -> Path:
-        """Log file of the current life."""
+        """Log file of the current incarnation."""
         return self._log_dir / f"{self.spec.name}.log"
 
     async def start(self) -> None:
@@ -129,7 +131,7 @@ class ChildProcess:
             os.close(beat_fd)
         self._silent_s, self.beats = 0.0, False
         loop.add_reader(self._heart, self._on_beat)
-        self.lives += 1
+        self.starts += 1
         self.stages_ended.clear()
         self.started_at_s = time.monotonic()
         self._exited, self._ready = loop.create_future(), loop.create_future()
@@ -159,7 +161,7 @@ class ChildProcess:
 
     def _environment(self) -> dict[str, str]:
         values = {**environment(), **self.spec.env}
-        if self.lives:
+        if self.starts:
             values.pop(failpoints.VARIABLE, None)
         return values
 
@@ -183,7 +185,7 @@ class ChildProcess:
         )
 
     async def exited(self) -> int:
-        """Wait for the end of the current life; the return code (negative = signal)."""
+        """Wait for the end of the current incarnation; the return code (negative = signal)."""
         assert self._exited is not None
         return await asyncio.shield(self._exited)
 
@@ -201,8 +203,8 @@ class ChildProcess:
         return self._silent_s
 
     @property
-    def fatal_attempt(self) -> str:
-        """Returns `run/rollout/attempt` whose step ended the process; empty where it was none.
+    def died_at(self) -> str:
+        """The piece of work that ended the last incarnation; empty where it was something else.
 
         The step never ended, though nobody had stopped the process; or it crashed the interpreter;
         or it ended the process, which code of ours never does in a step (`crashes.clear`). A
@@ -282,7 +284,10 @@ class ChildProcess:
         self._log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         names = [
             self.log,
-            *(self._log_dir / f"{self.spec.name}.{life}.log" for life in range(1, KEPT_LOGS + 1)),
+            *(
+                self._log_dir / f"{self.spec.name}.{number}.log"
+                for number in range(1, KEPT_LOGS + 1)
+            ),
         ]
         for older, newer in reversed(list(zip(names[1:], names[:-1], strict=True))):
             if newer.exists():

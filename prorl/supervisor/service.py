@@ -15,8 +15,8 @@ Freeze becomes death: a child that falls silent, or that is not ready in time af
 ended through its pidfd and started again. Deaths while the root's disk is full, and for a disk that
 says no, are waited out and not counted; `trouble` says so.
 
-Not promised: that a child's death is free. RUN's next life goes on with the turns that its journal
-holds; without one (`journal: off`) its death costs an attempt (`docs/architecture.md`).
+Not promised: that a child's death is free. RUN's next incarnation goes on with the turns that its
+journal holds; without one (`journal: off`) its death costs an attempt (`docs/architecture.md`).
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ MISTAKE = 2
 """Exit code of a program that was told something wrong: trying again would not help."""
 
 MAX_RESTARTS = 5
-"""Deaths of one child with no commit in between and no life that lasted. Two are a task that is
-then left out (`crashes`), a third may be another; more will not end by themselves.
+"""Deaths of one child with no commit in between and no incarnation that lasted. Two are a task that
+is then left out (`crashes`), a third may be another; more will not end by themselves.
 """
 
 STEADY_S = 60.0
-"""A life that lasted this long was no crash loop, whether the service had work or not: what fails
-at a start fails within seconds.
+"""An incarnation that lasted this long was no crash loop, whether the service had work or not: what
+fails at a start fails within seconds.
 """
 
 BACKOFF_S = (0.0, 0.1, 0.2, 0.5, 1.0)
@@ -262,7 +262,7 @@ class Supervisor:
             if self._has_drained(child, code):
                 return
             if code == EXIT_REPLACED and self.config.gateway:
-                # Started again it would be the newest life, and take the place of the other's.
+                # Started again it would be the newest incarnation, and take the other's place.
                 self._fail(UnavailableError(f"another node {self.config.node_id!r} took our place"))
                 return
             if code == EXIT_REFUSED and self.config.gateway:
@@ -322,7 +322,9 @@ class Supervisor:
             child.end(f"not ready {self._again_s:g} s after its start: ended by the supervisor")
         else:
             if self._leaving and child.spec.has_stages:
-                child.signal(signal.SIGUSR2)  # what it had in hand was lost with its last life
+                child.signal(
+                    signal.SIGUSR2
+                )  # its last incarnation took with it what it had in hand
 
     def _background(self, work: Coroutine[None, None, None], name: str) -> None:
         """A task whose failure is the service's."""

@@ -57,7 +57,7 @@ class Decider:
         history: History,
         find: Callable[[int], pa.Table],
     ) -> None:
-        """`find` reads a rollout's row of an earlier life; blocking."""
+        """`find` reads a rollout's row of an earlier incarnation; blocking."""
         self._run_id, self._filter_name = run_id, filter_name
         self._facts, self._control, self._find = facts, control, find
         self._filter: GroupFilter | None = None

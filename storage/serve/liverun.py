@@ -237,7 +237,7 @@ class LiveRun:
 
 
 def read_back(index: GroupIndex, facts: FactBook, order: LiveOrder, history: History) -> None:
-    """Reads what earlier lives of the store committed. Blocking. Raises StorageError."""
+    """Reads what earlier incarnations of the store committed. Blocking. Raises StorageError."""
     if not index.run.commits():
         return
     stored = StoredRun(index.run.where)

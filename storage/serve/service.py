@@ -38,7 +38,7 @@ from prorl.errors import (
     SchemaError,
 )
 from prorl.flight import FlightNetwork
-from prorl.flight.control_client import ControlClient, this_life
+from prorl.flight.control_client import ControlClient, this_incarnation
 from prorl.flight.inlet import Inlet, ReceivedRow
 from prorl.protocols import Network
 from prorl.storage.files.runs import is_run
@@ -77,7 +77,7 @@ class Store:
         self._run_came = asyncio.Event()
         self._foreign: dict[str, str] = {}
         """Why runs are not served that the log knew, as long as we live."""
-        identity = this_life(
+        identity = this_incarnation(
             roles={"store": SLOTS}, worker=WORKER, node=config.node_id, location=location
         )
         self.control = ControlClient(
@@ -90,7 +90,7 @@ class Store:
         )
         self._inlet = Inlet(network, "scored", identity, slots=SLOTS, window_bytes=WINDOW_BYTES)
         self._group: asyncio.TaskGroup | None = None
-        self._lives: set[asyncio.Task[None]] = set()
+        self._run_tasks: set[asyncio.Task[None]] = set()
 
     @property
     def runs(self) -> Mapping[str, LiveRun]:
@@ -142,12 +142,12 @@ class Store:
         )
         work = self._live(run)
         try:
-            life = self._group.create_task(work, name=f"run {row.run_id}")
-        except RuntimeError:  # we are ending: our next life is told of it again
+            task = self._group.create_task(work, name=f"run {row.run_id}")
+        except RuntimeError:  # we are ending: our next incarnation is told of it again
             work.close()
             return
-        self._lives.add(life)
-        life.add_done_callback(self._lives.discard)
+        self._run_tasks.add(task)
+        task.add_done_callback(self._run_tasks.discard)
         self._run_came.set()
         self._run_came = asyncio.Event()
 
@@ -243,8 +243,8 @@ class Store:
         self._inlet.stop()
         for run in self._runs.values():
             run.drain()
-        if self._lives:
-            await asyncio.wait(self._lives, timeout=DRAIN_S)
+        if self._run_tasks:
+            await asyncio.wait(self._run_tasks, timeout=DRAIN_S)
         await self._inlet.close()
 
     async def close(self) -> None:

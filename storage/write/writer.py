@@ -106,7 +106,7 @@ class _Refused(NamedTuple):
 
 
 class RunWriter:
-    """Writes one run. `open` first, then `add_*` from the event loop; `run` is its life."""
+    """Writes one run. `open` first, then `add_*` from the event loop; `run` writes to its end."""
 
     def __init__(
         self,

@@ -163,7 +163,7 @@ async def test_the_next_attempt_of_a_silent_guest_goes_to_another(
     assert await scored(await running) == 0.5
 
 
-async def test_signs_of_life_keep_a_lease(at: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_heartbeats_keep_a_lease(at: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also a call that the policy takes long to answer."""
     monkeypatch.setattr(guest_broker, "SILENT_S", 1.5)
     running = at.attempt(None)

@@ -197,7 +197,7 @@ async def test_a_cancel_in_the_middle_of_a_call_ends_it(tmp_path: Path) -> None:
 
 
 async def test_an_attempt_begun_by_another_worker_is_not_resumed(tmp_path: Path) -> None:
-    made = replace(attempt(tmp_path, "done"), journal=AttemptJournal(epoch=1))
+    made = replace(attempt(tmp_path, "done"), journal=AttemptJournal(resumes=1))
     assert (await program(LOOP).run(made)).failure.code is FailureCode.WORKER_LOST
 
 

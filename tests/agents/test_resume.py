@@ -69,9 +69,9 @@ class Log:
 
 
 def journal_of(
-    records: list[RecordedCall | ToolAnswer | AttemptEnd], log: Log, epoch: int = 1
+    records: list[RecordedCall | ToolAnswer | AttemptEnd], log: Log, resumes: int = 1
 ) -> AttemptJournal:
-    journal = AttemptJournal(log, epoch=epoch)
+    journal = AttemptJournal(log, resumes=resumes)
     for record in records:
         journal.remember(record)
     return journal
@@ -128,7 +128,7 @@ def test_what_may_have_run_outside_a_sandbox_does_not_run_again(
     log = Log()
     drive(AttemptJournal(log), Replies(*REPLIES), Outside())
     env = Outside()
-    journal = AttemptJournal(Log(), epoch=1, on_lost_tool_call=on_lost_tool_call)
+    journal = AttemptJournal(Log(), resumes=1, on_lost_tool_call=on_lost_tool_call)
     journal.remember(log.records[0])
     resumed = drive(journal, Replies(*REPLIES[1:]), env)
     assert resumed.stop_reason is stop

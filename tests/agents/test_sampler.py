@@ -58,14 +58,16 @@ async def _turns(attempt_context: AttemptContext, prompts: list[str]) -> Sampler
 
 
 async def test_a_recorded_completion_answers_only_for_an_equal_prompt() -> None:
-    """A harness that asks something else in its next life is not given what was said before."""
+    """A harness that asks something else in its next incarnation is not given what was said
+    before.
+    """
     log = Log()
     await _turns(context(Replies(*REPLIES), journal=AttemptJournal(log)), ["a", "b", "c"])
     records = [record for record in log.records if isinstance(record, RecordedCall)]
     assert all(len(record.prompt) == 16 for record in records)
 
     def past() -> AttemptJournal:
-        journal = AttemptJournal(epoch=1)
+        journal = AttemptJournal(resumes=1)
         for record in records:
             journal.remember(record)
         return journal

@@ -85,7 +85,7 @@ class Asks:
         return (await attempt.sample([user("again")])).content
 
 class Once:
-    "Its process is killed from outside after the first reply of its first life."
+    "Its process is killed from outside after the first reply of its first incarnation."
     async def run(self, attempt):
         await attempt.sample(attempt.messages)
         mark = Path(attempt.task.prompt)
@@ -95,7 +95,7 @@ class Once:
         return (await attempt.sample([user("again")])).content
 
 class Torn:
-    "Its process is killed while it samples, in its first life."
+    "Its process is killed while it samples, in its first incarnation."
     async def run(self, attempt):
         mark = Path(attempt.task.prompt)
         if not mark.exists():

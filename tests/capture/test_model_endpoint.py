@@ -265,7 +265,7 @@ async def test_an_undelivered_reply_is_replayed(stream: bool) -> None:
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_slow_reply_is_waited_for_with_signs_of_life(
+async def test_a_slow_reply_is_waited_for_with_keep_alives(
     route: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_endpoint, "KEEP_ALIVE_S", 0.05)

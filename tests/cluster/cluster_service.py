@@ -50,7 +50,7 @@ class RunningCluster:
         return self.path / "root"
 
     def node(self, host: int, *words: str) -> subprocess.Popen[bytes]:
-        """Start the node of a host (or its next life)."""
+        """Start the node of a host (or its next incarnation)."""
         name = f"n{host}"
         argv = [*PRORL, "node", str(self.root / "join" / "node.json"), "--name", name]
         scratch = self.path / f"{name}-{time.monotonic_ns()}"

@@ -35,7 +35,9 @@ def test_a_killed_node_starts_again_under_its_name(tmp_path: Path) -> None:
 
 
 def test_two_nodes_of_the_same_name(tmp_path: Path) -> None:
-    """A batch system may start a job again whose first life still runs: the newest counts."""
+    """A batch system may start a job again whose first incarnation still runs: the newest
+    counts.
+    """
     with running_cluster(tmp_path, num_nodes=3) as w:
         begun(w)
         earlier = w.nodes.pop("n2")

@@ -148,7 +148,7 @@ def test_a_job_that_ended_is_replaced(tmp_path: Path) -> None:
 
 
 def test_slurmd_is_killed_and_its_job_lives_twice(tmp_path: Path) -> None:
-    """The job goes on without it, and is started again elsewhere: the newest life counts."""
+    """The job goes on without it, and is started again elsewhere: the newest incarnation counts."""
     with site(tmp_path, 3) as s:
         s.place(2)
         s.work()

@@ -113,15 +113,15 @@ GUARDS = {
         "elif False:",
         SESSIONS,
     ),
-    "lives on lease streams": Guard(
+    "incarnations on lease streams": Guard(
         "prorl/service/core/leases.py",
         'worker.incarnation != hello.get("incarnation", "")',
         "False",
         SESSIONS,
     ),
-    "earlier lives are refused": Guard(
+    "earlier incarnations are refused": Guard(
         "prorl/service/core/workers.py",
-        'if next(lives, "") != worker.incarnation:',
+        'if next(keys, "") != worker.incarnation:',
         "if False:",
         SESSIONS,
     ),

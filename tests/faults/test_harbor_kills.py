@@ -108,7 +108,7 @@ async def test_a_killed_worker_leaves_nothing_of_a_trial_and_its_next_attempt_be
         child = running.children["worker-0"]
         await until(lambda: folders(tmp_path), "a trial has begun", PATIENCE_S)
         await asyncio.sleep(DELAYS_S[number % len(DELAYS_S)])
-        lives, trials, hit = child.lives, folders(tmp_path), in_hand(root)
+        starts, trials, hit = child.starts, folders(tmp_path), in_hand(root)
         struck += len(processes(trials))
         child.signal(signal.SIGKILL)
         running.note_commits(number + 1)  # or it takes deaths without commits for a crash loop
@@ -119,7 +119,7 @@ async def test_a_killed_worker_leaves_nothing_of_a_trial_and_its_next_attempt_be
         def goes_on() -> bool:
             now = attempts(root)
             moved = [now[key][0] == "completed" or now[key][1] > hit[key] for key in hit]
-            return child.lives > lives and all(moved)
+            return child.starts > starts and all(moved)
 
         await until(is_over, "nothing of its trials is left", PATIENCE_S)
         await until(goes_on, "each of its rollouts goes on, or was stored", PATIENCE_S)

@@ -80,14 +80,14 @@ async def _strike(
             return _busy(name, seen)
 
         await until(busy, f"{name} holds work")
-        lives, commits = child.lives, int(seen["commits"])
+        starts, commits = child.starts, int(seen["commits"])
         child.signal(strike)
 
-        async def back(lives: int = lives, commits: int = commits) -> bool:
+        async def back(starts: int = starts, commits: int = commits) -> bool:
             num_commits = int((await view(client))["commits"])
             # Deaths in a row with no commit that the supervisor is told of would be a crash loop.
             running.note_commits(num_commits)
-            return child.lives > lives and child.beats and num_commits > commits
+            return child.starts > starts and child.beats and num_commits > commits
 
         await until(back, f"{name} is back and something was committed")
 

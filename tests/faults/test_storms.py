@@ -235,7 +235,7 @@ async def test_killing_a_process_ends_its_own_sandbox_only(
 
 
 async def is_alone(host: UnixSandboxHost, refs: list[SandboxRef]) -> bool:
-    """Returns whether the second of two lives and the first does not."""
+    """Returns whether the second of two incarnations and the first does not."""
     living = {entry["id"] for entry in (await host.status())["sandboxes"]}
     assert refs[1].sandbox_id in living
     return refs[0].sandbox_id not in living

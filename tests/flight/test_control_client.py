@@ -25,7 +25,7 @@ from prorl.control import (
     to_batch,
 )
 from prorl.errors import ConflictError, UnavailableError
-from prorl.flight import ControlClient, control_client, this_life
+from prorl.flight import ControlClient, control_client, this_incarnation
 from prorl.flight.control_client import send_rows
 from prorl.protocols import Channel
 from prorl.schema import CONTROL
@@ -89,7 +89,7 @@ async def joined(
     location = await net.network.listen(
         net.name("gateway"), {"control": (gateway.accept, CONTROL, CONTROL)}
     )
-    identity = this_life(roles={"run": 4}, worker="run-0", location="there", remote=remote)
+    identity = this_incarnation(roles={"run": 4}, worker="run-0", location="there", remote=remote)
     on = dict.fromkeys(
         (Kind.CANCEL, Kind.DRAIN, Kind.ENDPOINTS, Kind.WELCOME, Kind.VERSION), commands.append
     )
@@ -184,7 +184,7 @@ async def test_after_a_loss_a_fresh_session_sends_unanswered_requests_again(net:
 
 async def test_requests_made_without_a_session_wait_for_the_next_session(net: Net) -> None:
     gateway = Gateway(echo)
-    identity = this_life(roles={"store": 1}, worker="store-0")
+    identity = this_incarnation(roles={"store": 1}, worker="store-0")
     client = ControlClient(net.network, net.name("gateway"), identity, on={})
     client.start()
     asking = asyncio.ensure_future(client.request(reserve(1)))

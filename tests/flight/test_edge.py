@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from prorl.flight import Inlet, Outlet, this_life
+from prorl.flight import Inlet, Outlet, this_incarnation
 from prorl.flight.inlet import ReceivedRow
 from prorl.flight.queues import wire_bytes
 from prorl.schema.rows import Row
@@ -29,7 +29,7 @@ async def serve(net: Net, outlet: Outlet, name: str = "up") -> str:
 
 
 def inlet_of(net: Net, edge: str, *locations: str, slots: int = 4, worker: str = "w") -> Inlet:
-    inlet = Inlet(net.network, edge, this_life(roles={"run": 1}, worker=worker), slots=slots)
+    inlet = Inlet(net.network, edge, this_incarnation(roles={"run": 1}, worker=worker), slots=slots)
     inlet.set_upstreams(locations)
     return inlet
 
@@ -225,7 +225,7 @@ async def test_a_bug_while_serving_an_upstream_is_raised_by_take(
 async def test_a_reoffered_row_is_acked_and_not_delivered_twice(
     net: Net, adopted: bool, done: bool
 ) -> None:
-    """Its sender did not hear that this worker, or the last life of its name, had it."""
+    """Its sender did not hear that this worker, or the last incarnation of its name, had it."""
     acked: list[AttemptKey] = []
     first, second = Outlet("ready"), Outlet("ready", on_acked=acked.extend)
     location_1, location_2 = await serve(net, first, "one"), await serve(net, second, "two")
@@ -247,7 +247,7 @@ async def test_a_reoffered_row_is_acked_and_not_delivered_twice(
 async def test_a_row_is_kept_before_its_consumer_or_its_sender_hears_of_it(net: Net) -> None:
     seen: list[str] = []
     outlet = Outlet("ready", on_acked=lambda _: seen.append("acked"))
-    hello = this_life(roles={"run": 1}, worker="w")
+    hello = this_incarnation(roles={"run": 1}, worker="w")
     inlet = Inlet(net.network, "ready", hello, slots=1, received=lambda row: seen.append("kept"))
     inlet.set_upstreams([await serve(net, outlet)])
     taking = asyncio.ensure_future(take(inlet, 1))
@@ -276,7 +276,7 @@ async def test_who_may_take_nothing_more_gives_no_credit_until_it_may(net: Net) 
     inlet = Inlet(
         net.network,
         "ran",
-        this_life(roles={"run": 1}, worker="w"),
+        this_incarnation(roles={"run": 1}, worker="w"),
         slots=2,
         may_take=lambda: may[0],
     )

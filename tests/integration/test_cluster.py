@@ -114,7 +114,7 @@ async def test_a_node_goes_on_when_its_scheduler_is_killed(
 async def test_a_node_with_a_name_in_use_retries_until_it_is_free(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The scheduler may believe in its earlier life for minutes."""
+    """The scheduler may believe in its earlier incarnation for minutes."""
     monkeypatch.setattr(placed, "RETRY_S", 0.05)
     caplog.set_level("INFO", "prorl.deploy")
     options = {"host": "127.0.0.1", "dashboard": False, "dashboard_address": ":0"}

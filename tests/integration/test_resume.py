@@ -176,13 +176,13 @@ async def _kill(running: Supervisor, client: Client, watch: _Watch, trial: Trial
 
         await until(busy, "RUN holds rollouts")
         await asyncio.sleep(0.037 * (number % 7))
-        lives, commits = child.lives, int((await view(client))["commits"])
+        starts, commits = child.starts, int((await view(client))["commits"])
         child.signal(signal.SIGKILL)
         losses.append(watch.loss())
 
-        async def back(lives: int = lives, commits: int = commits) -> bool:
+        async def back(starts: int = starts, commits: int = commits) -> bool:
             moved = int((await view(client))["commits"]) > commits
-            return child.lives > lives and child.beats and moved
+            return child.starts > starts and child.beats and moved
 
         await until(back, "RUN is back and something was committed")
     return losses

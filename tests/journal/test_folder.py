@@ -55,7 +55,7 @@ def test_what_was_written_comes_back(tmp_path: Path) -> None:
     _write(tmp_path).close()
     (recovered,) = Journals(tmp_path).open()
     assert _prefix(recovered) == len(RECORDS)
-    assert (recovered.key, recovered.epoch) == (read_key(row()), 0)
+    assert (recovered.key, recovered.resumes) == (read_key(row()), 0)
 
 
 def test_an_attempt_that_leaves_leaves_nothing(tmp_path: Path) -> None:
@@ -145,14 +145,14 @@ def test_a_restarted_worker_resumes_after_the_last_whole_record(tmp_path: Path) 
     journals = Journals(tmp_path)
     (recovered,) = journals.open()
     assert _prefix(recovered) == len(RECORDS) - 1
-    journals.adopt(recovered, epoch=4)
+    journals.adopt(recovered, resumes=4)
     journal = journals.attempt(recovered.key, on_lost_tool_call="report")
-    assert journal.epoch == 4
+    assert journal.resumes == 4
     assert same(journal.recorded_call(0, b"") or recorded_call(9), recorded_call(0))
     journal.tell(answer(1))
     journals.close()
     (again,) = Journals(tmp_path).open()
-    assert again.epoch == 4
+    assert again.resumes == 4
     assert all(map(same, again.records, (*RECORDS[:-1], answer(1))))
 
 
@@ -166,10 +166,10 @@ def test_a_past_that_cannot_be_written_on_is_still_the_past(
     (recovered,) = journals.open()
     if is_removed:
         path.unlink()
-    journals.adopt(recovered, epoch=4)
+    journals.adopt(recovered, resumes=4)
     assert (journals.num_bytes, list(tmp_path.glob("*.journal"))) == (0, [])
     journal = journals.attempt(recovered.key, on_lost_tool_call="report")
-    assert journal.epoch == 4
+    assert journal.resumes == 4
     assert same(journal.recorded_call(0, b"") or recorded_call(9), recorded_call(0))
 
 

@@ -95,7 +95,7 @@ def test_credentials_about_to_expire_are_listed_and_renewed(tmp_path: Path) -> N
     prepare(tmp_path, "https://h:1", KEYS)
     assert ends_soon(tmp_path) == {}
     short = Authority.of(tmp_path / "tls").credentials("service", days=9)
-    assert (round(short.life_days), short.ends_soon) == (9, False), "three days before its end"
+    assert (round(short.lifetime_days), short.ends_soon) == (9, False), "three days before its end"
     assert live.current != before
     assert live.current.remaining_days() > 300
     assert live.current is live.current

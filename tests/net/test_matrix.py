@@ -24,7 +24,7 @@ import pytest
 from prorl.control import ControlRow, Hello, to_batch
 from prorl.errors import ForbiddenError, ProrlError
 from prorl.flight import FlightNetwork, FlightReads, control_client
-from prorl.flight.control_client import ControlClient, this_life
+from prorl.flight.control_client import ControlClient, this_incarnation
 from prorl.flight.rpc import NOT_SERVED, RpcServer
 from prorl.flight.wire import Opening, call_options, open_client, with_version
 from prorl.net.access import FLIGHT, GRANTED, HTTP, OPEN, check_flight, check_http
@@ -343,7 +343,7 @@ async def test_a_worker_that_is_refused_for_good_ends_and_says_why(
         at = served.gateway.config.listener.gateway
         node = next(cert for cert in certs if cert.name == "node:n1").credentials
         forged_token = next(token for token in bearers if token.name == "forged").text
-        identity = this_life(roles={"run": 1}, worker="n1/run-0", node="n1", remote=True)
+        identity = this_incarnation(roles={"run": 1}, worker="n1/run-0", node="n1", remote=True)
         async with FlightNetwork(forged_token, node) as network:
             client = ControlClient(network, at, identity, on={})
             client.start()

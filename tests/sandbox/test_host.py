@@ -198,7 +198,7 @@ async def test_a_sandbox_of_another_node_is_refused(sandboxd: Sandboxd) -> None:
         await host.stop(ref)
 
 
-async def test_the_next_life_of_a_process_keeps_what_it_names_and_ends_the_rest(
+async def test_the_next_incarnation_of_a_process_keeps_what_it_names_and_ends_the_rest(
     sandboxd: Sandboxd,
 ) -> None:
     path = str(sandboxd.root.parent / "sd")

@@ -131,7 +131,7 @@ async def test_a_start_that_fails_before_the_launch_leaves_nothing(folder: Path)
         for _ in range(3):
             with pytest.raises(SandboxError, match="No such file"):
                 await maker.make(SandboxSpec())
-        assert not maker.lives
+        assert not maker.sandboxes
         assert not list((folder / "live").iterdir())
         assert maker.has_room
         maker._sockets.path.mkdir(mode=0o700)

@@ -76,7 +76,7 @@ async def test_a_cancelled_call_ends_and_is_unknown_later(sandboxd: Sandboxd) ->
             await sandbox.get("c")
 
 
-async def test_an_earlier_life_is_refused(sandboxd: Sandboxd) -> None:
+async def test_an_earlier_incarnation_is_refused(sandboxd: Sandboxd) -> None:
     ref = await sandboxd.host.start("run/1/1", "run", SPEC)
     async with sandboxd.host.connect(ref) as old, sandboxd.host.connect(ref) as new:
         old.mark(CallId(0, 0, 0))
@@ -84,7 +84,7 @@ async def test_an_earlier_life_is_refused(sandboxd: Sandboxd) -> None:
         new.mark(CallId(1, 0, 1))
         await new.call("bash", COUNT, 20.0)
         old.mark(CallId(0, 0, 2))
-        with pytest.raises(SandboxError, match="a later life") as fenced:
+        with pytest.raises(SandboxError, match="a later worker") as fenced:
             await old.call("bash", COUNT, 20.0)
         assert fenced.value.code is FailureCode.SANDBOX_LOST
         assert await new.get("c") == b"x\nx\n"

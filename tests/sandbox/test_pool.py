@@ -73,7 +73,7 @@ async def test_the_blame_is_decided_before_all_is_cleaned_up(pool: SandboxPool) 
     ref = await pool.start("run/1/1", "run", SPEC)
     (pid,) = (entry["pid"] for entry in pool.status()["sandboxes"] if entry["id"] == ref.sandbox_id)
     there: list[bool] = []
-    fate = pool._maker.lives[ref.sandbox_id].fate
+    fate = pool._maker.sandboxes[ref.sandbox_id].fate
     fate.add_done_callback(
         lambda _: there.append(
             ref.sandbox_id in [entry["id"] for entry in pool.status()["sandboxes"]]

@@ -36,7 +36,7 @@ from prorl.control import (
     to_batch,
 )
 from prorl.flight import FlightNetwork
-from prorl.flight.control_client import ControlClient, this_life
+from prorl.flight.control_client import ControlClient, this_incarnation
 from prorl.flight.inlet import Inlet
 from prorl.graph import GRAPH
 from prorl.protocols import Channel, Network
@@ -103,7 +103,7 @@ class Worker:
         self.received: list[ControlRow] = []
         self._news = asyncio.Event()
         self.stats = Stats()
-        identity = this_life(
+        identity = this_incarnation(
             roles=roles_of(role),
             worker=name,
             location=f"at-{name}" if location is None else location,

@@ -22,7 +22,7 @@ class SteppedCore:
         self.restart()
 
     def restart(self) -> None:
-        """The next life of the gateway: pending changes are lost."""
+        """The next incarnation of the gateway: pending changes are lost."""
         self.core = Core(
             self.log, ["scripted:oracle"], lambda: self.now, lambda: self.now, **self._more
         )

@@ -32,7 +32,7 @@ from prorl.control import (
     to_batch,
 )
 from prorl.errors import ConflictError, FencedError
-from prorl.flight import FlightNetwork, this_life
+from prorl.flight import FlightNetwork, this_incarnation
 from prorl.schema import CONTROL
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.core.rollouts import FIRST_REST_S
@@ -284,7 +284,7 @@ async def test_a_store_knows_the_runs_before_it_hears_its_first_answer(tmp_path:
     """Else a trainer that asks at once finds an open run closed, and its stream at the end."""
     async with running_gateway(tmp_path) as w:
         await w.run()
-        identity = this_life(roles={"store": 8}, worker="store-0", location="at-store")
+        identity = this_incarnation(roles={"store": 8}, worker="store-0", location="at-store")
         handout = ControlRow.of(Handout(), run_id="r")
         channel = await w.network.dial(
             w.config.gateway_flight, "control", msgspec.to_builtins(identity), CONTROL, CONTROL

@@ -58,7 +58,7 @@ class World(SteppedCore):
         return self.core.group("r", group_id).decision.state
 
     def remembered(self) -> RunRecord:
-        """The run as the next life of the gateway knows it."""
+        """The run as the next incarnation of the gateway knows it."""
         self.write()
         state = State()
         load(self.log, state, self.now)

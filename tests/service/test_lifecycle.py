@@ -151,16 +151,16 @@ def test_what_an_event_says_is_kept() -> None:
     assert step(replace(LIFE, state=RESERVED), cut)[0].code is FailureCode.MAX_TURNS
 
 
-def test_a_lease_begins_a_new_attempt_in_its_first_life() -> None:
-    again, _ = step(replace(LIFE, epoch=3), Event(kind=EventKind.LEASE))
-    assert (again.attempt, again.epoch) == (2, 0)
+def test_a_lease_begins_a_new_attempt_that_nobody_has_resumed() -> None:
+    again, _ = step(replace(LIFE, resumes=3), Event(kind=EventKind.LEASE))
+    assert (again.attempt, again.resumes) == (2, 0)
     fresh = RolloutLife(max_attempts=2, max_worker_losses=1)
-    assert (fresh.state, fresh.attempt, fresh.epoch) == (QUEUED, 0, 0)
+    assert (fresh.state, fresh.attempt, fresh.resumes) == (QUEUED, 0, 0)
     first, _ = step(fresh, Event(kind=EventKind.LEASE))
-    assert (first.attempt, first.epoch) == (1, 0)
-    for claimed_epoch, epoch in ((0, 1), (4, 5)):
-        adopted, _ = step(first, Event(kind=EventKind.ADOPT, attempt=1, epoch=claimed_epoch))
-        assert adopted == replace(first, state=RUNNING, epoch=epoch), "charged to nobody"
+    assert (first.attempt, first.resumes) == (1, 0)
+    for claimed_resumes, resumes in ((0, 1), (4, 5)):
+        adopted, _ = step(first, Event(kind=EventKind.ADOPT, attempt=1, resumes=claimed_resumes))
+        assert adopted == replace(first, state=RUNNING, resumes=resumes), "charged to nobody"
     for attempt in (0, 1):
         unsaid = step(replace(first, attempt=attempt), Event(kind=EventKind.STARTED_RUN))
         assert unsaid[1] == FENCED, "no attempt is none of them"

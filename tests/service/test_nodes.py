@@ -1,4 +1,4 @@
-"""Nodes on other hosts: who is told what, what a blip costs, which of two lives counts."""
+"""Nodes on other hosts: who is told what, what a blip costs, which of two incarnations counts."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ SESSIONS = count(1)
 def hello(
     core: Core,
     name: str,
-    life: str = "a",
+    incarnation: str = "a",
     attempts: tuple[AttemptKey, ...] = (),
     home: str = "",
-    fatal_attempt: str = "",
-    resumes: bool = False,
+    died_at: str = "",
+    can_resume: bool = False,
 ) -> WorkerRecord:
     """`NODE/ROLE-i` says hello; without a slash it is a worker of the service's own host. What a
     chain holds is in INIT.
@@ -63,11 +63,11 @@ def hello(
         node=node or "local",
         location=f"at {name}{home}",
         home=home,
-        fatal_attempt=fatal_attempt,
-        resumes=resumes,
+        died_at=died_at,
+        can_resume=can_resume,
         schema_version=SCHEMA_VERSION,
         in_flight={"init" if role == CHAIN else role: attempts},
-        incarnation=f"{name} {life}",
+        incarnation=f"{name} {incarnation}",
         remote=bool(node),
     )
     return core.workers.hello(next(SESSIONS), ControlRow.of(payload))
@@ -131,7 +131,7 @@ def test_a_host_that_fell_silent_has_had_its_time(core: Core, clock: Clock) -> N
 
 
 def test_on_the_services_own_host_a_death_is_a_death_at_once(core: Core) -> None:
-    """Unless a journal is kept, which the next life reads."""
+    """Unless a journal is kept, which the next incarnation reads."""
     record = leased(core, hello(core, "chain-0"))
     core.workers.handle_disconnect(core.state.workers["chain-0"])
     assert record.life.state is RolloutState.QUEUED
@@ -214,7 +214,7 @@ def test_of_two_incarnations_with_the_same_name_the_newest_counts(core: Core) ->
     record = leased(core, hello(core, "n1/chain-0", "first"))
     hello(core, "n1/chain-0", "second")
     assert record.life.state is RolloutState.QUEUED
-    with pytest.raises(FencedError, match="another life"):
+    with pytest.raises(FencedError, match="another incarnation"):
         hello(core, "n1/chain-0", "first")
 
 
@@ -240,15 +240,15 @@ def test_what_a_leaving_worker_gives_back_is_charged_to_nobody(
     assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
 
 
-@pytest.mark.parametrize("another_life", [False, True])
+@pytest.mark.parametrize("another_incarnation", [False, True])
 def test_so_is_what_it_still_had_when_it_was_ended(
-    core: Core, clock: Clock, another_life: bool
+    core: Core, clock: Clock, another_incarnation: bool
 ) -> None:
     worker = hello(core, "n1/chain-0")
     record = leased(core, worker)
     core.workers.drain("n1", None)
     core.workers.handle_disconnect(worker)
-    if another_life:
+    if another_incarnation:
         hello(core, "n1/chain-0", "second")
     else:
         clock.now += WORKER_GRACE_S + 1
@@ -258,7 +258,7 @@ def test_so_is_what_it_still_had_when_it_was_ended(
 
 @noticed_or_not
 @pytest.mark.parametrize(("home", "losses"), [("", 1), ("another", 0)])
-def test_a_next_life_says_whether_the_process_died_or_its_host(
+def test_a_next_incarnation_says_whether_the_process_died_or_its_host(
     core: Core, noticed: bool, home: str, losses: int
 ) -> None:
     worker = hello(core, "n1/chain-0")
@@ -284,7 +284,7 @@ def test_a_death_is_charged_to_its_attempt_or_else_to_those_that_run(
     core: Core, noticed: bool, fatal_attempt: str, begun: bool, losses: int
 ) -> None:
     """`begun`: RUN has begun it; what only INIT has had runs no code that could end a worker."""
-    worker = hello(core, "chain-0", resumes=noticed)
+    worker = hello(core, "chain-0", can_resume=noticed)
     record = running(core, worker) if begun else leased(core, worker)
     assert record.key == ("r", 0, 1)
     if noticed:
@@ -422,7 +422,7 @@ def test_after_a_restart_leases_wait_for_their_holders_as_long_as_workers_come(
 
 
 def restarted(log: ControlLog, clock: Clock, runs: bool = False) -> Core:
-    """The next life of a gateway that had leased one rollout, which may already run."""
+    """The next incarnation of a gateway that had leased one rollout, which may already run."""
     before = Core(log, ["scripted:oracle"], clock, clock)
     before.create_run(run_config())
     run = before.run("r")
@@ -439,16 +439,16 @@ def test_of_names_that_never_come_back_little_is_remembered(
     core: Core, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nodes that a batch system places have a new name each time."""
-    monkeypatch.setattr(workers, "REMEMBERED_LIVES", 8)
+    monkeypatch.setattr(workers, "REMEMBERED_INCARNATIONS", 8)
     here = hello(core, "n0/chain-0")
     for number in range(1, 40):
         core.workers.handle_disconnect(hello(core, f"n{number}/chain-0"))
         clock.now += WORKER_GRACE_S + 1
         core.sweep()
-    assert len(core.workers._lives) <= 9
+    assert len(core.workers._incarnations) <= 9
     assert not core.workers._away
     hello(core, "n0/chain-0", "second")
-    with pytest.raises(FencedError, match="another life"):
+    with pytest.raises(FencedError, match="another incarnation"):
         hello(core, "n0/chain-0", here.incarnation.split()[1])
 
 

@@ -76,21 +76,25 @@ async def test_who_counts_as_dead_holds_nothing(tmp_path: Path) -> None:
 
 
 @KINDS
-async def test_an_earlier_life_that_wakes_up_ends_itself(tmp_path: Path, kind: str) -> None:
+async def test_an_earlier_incarnation_that_wakes_up_ends_itself(tmp_path: Path, kind: str) -> None:
     async with (
         running_gateway(tmp_path, kind) as w,
         w.worker("run") as frozen,
         w.worker("run") as later,
     ):
-        with pytest.raises(FencedError, match="another life of run-0 has taken our place"):
+        with pytest.raises(FencedError, match="another incarnation of run-0 has taken our place"):
             async with asyncio.timeout(30):
                 await frozen.control.wait()
         (present,) = w.core.state.of_role("run")
         assert present.incarnation == later.incarnation
 
 
-async def test_a_lease_on_another_lifes_stream_is_not_the_present_ones(tmp_path: Path) -> None:
-    """INIT was replaced, its earlier life's lease stream is still open: nobody holds the lease."""
+async def test_a_lease_on_another_incarnations_stream_is_not_the_present_ones(
+    tmp_path: Path,
+) -> None:
+    """INIT was replaced, its earlier incarnation's lease stream is still open: nobody holds the
+    lease.
+    """
     async with running_gateway(tmp_path) as w, w.worker("init", "init-0") as later:
         await w.run()
         await w.submit(group())
@@ -104,9 +108,9 @@ async def test_a_lease_on_another_lifes_stream_is_not_the_present_ones(tmp_path:
 
 
 async def claim(w: GatewayHarness, key: AttemptKey, incarnation: str) -> Channel:
-    """The next life of a chain, which comes with the journal of an attempt."""
+    """The next incarnation of a chain, which comes with the journal of an attempt."""
     claims = (Claim(*key, 0),)
-    return await w.dial(CHAIN, incarnation=incarnation, resumes=True, claims=claims)
+    return await w.dial(CHAIN, incarnation=incarnation, can_resume=True, claims=claims)
 
 
 async def welcome(channel: Channel) -> Welcome:
@@ -118,7 +122,7 @@ async def welcome(channel: Channel) -> Welcome:
     raise AssertionError("the stream ended without a welcome")
 
 
-async def test_the_next_life_has_the_attempt_again(tmp_path: Path) -> None:
+async def test_the_next_incarnation_has_the_attempt_again(tmp_path: Path) -> None:
     async with running_gateway(tmp_path) as w, w.worker(CHAIN) as chain:
         (key,) = await w.leased(chain)
         record = w.core.run("r").rollouts[key.rollout_id]
@@ -127,7 +131,7 @@ async def test_the_next_life_has_the_attempt_again(tmp_path: Path) -> None:
         assert (await welcome(first)).adopted == (Claim(*key, 1),)
         await first.close()
         await until(lambda: "chain-0" not in w.core.state.workers)
-        assert record.life.state is RolloutState.RUNNING, "its next life is waited for"
+        assert record.life.state is RolloutState.RUNNING, "its next incarnation is waited for"
         second = await claim(w, key, "second")
         assert (await welcome(second)).adopted == (Claim(*key, 2),)
         assert (record.life.attempt, record.life.worker_losses) == (key.attempt, 0)
@@ -135,7 +139,9 @@ async def test_the_next_life_has_the_attempt_again(tmp_path: Path) -> None:
         await second.close()
 
 
-async def test_a_next_life_that_claims_nothing_is_waited_for_no_longer(tmp_path: Path) -> None:
+async def test_a_next_incarnation_that_claims_nothing_is_waited_for_no_longer(
+    tmp_path: Path,
+) -> None:
     async with running_gateway(tmp_path) as w, w.worker(CHAIN) as chain:
         (key,) = await w.leased(chain)
         record = w.core.run("r").rollouts[key.rollout_id]

@@ -156,7 +156,7 @@ class Evidence:
         write(self.folder / "faults.jsonl", s=round(time.time() - self._began, 2), **line)
 
     def keep_logs(self, root: Path) -> None:
-        """Logs of earlier lives are overwritten in time: a file is named by its inode."""
+        """Logs of earlier incarnations are overwritten in time: a file is named by its inode."""
         for path in (root / "logs").glob("*.log"):
             with contextlib.suppress(FileNotFoundError):
                 name = f"{path.name.partition('.')[0]}-{path.stat().st_ino}.log"
@@ -246,10 +246,10 @@ class Soak:
             child = self.running.children[name]
             while not child.beats:  # struck by another fault just now
                 await asyncio.sleep(0.1)
-            lives, began = child.lives, time.monotonic()
+            starts, began = child.starts, time.monotonic()
             await asyncio.to_thread(self.evidence.keep_logs, self.root)
             child.signal(signal.SIGKILL if what == "kill" else signal.SIGSTOP)
-            while not (child.lives > lives and child.beats):
+            while not (child.starts > starts and child.beats):
                 await asyncio.sleep(0.02)
             self.table.back_s.setdefault(kind, []).append(time.monotonic() - began)
         self.evidence.note(over=kind)

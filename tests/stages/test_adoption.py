@@ -1,4 +1,6 @@
-"""Tests of what becomes of the attempts of a RUN worker's last life after the gateway's word."""
+"""Tests of what becomes of the attempts of a RUN worker's last incarnation after the gateway's
+word.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 
 from prorl.control import Payload, Started
 from prorl.errors import BackendError
-from prorl.flight import Inlet, Outlet, this_life
+from prorl.flight import Inlet, Outlet, this_incarnation
 from prorl.graph import GRAPH
 from prorl.linux import crashes
 from prorl.schema import EDGES
@@ -97,7 +97,7 @@ class Bench:
         self.inlet = Inlet(
             net.network,
             GRAPH.takes(operator.stage),
-            this_life(roles={"run": 1}, worker="w"),
+            this_incarnation(roles={"run": 1}, worker="w"),
             slots=slots,
         )
         self.stage = StageHost(
@@ -106,7 +106,7 @@ class Bench:
         self.downstream = Inlet(
             net.network,
             GRAPH.row(operator.stage).gives,
-            this_life(roles={"run": 1}, worker="next"),
+            this_incarnation(roles={"run": 1}, worker="next"),
             slots=100,
         )
 

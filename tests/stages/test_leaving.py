@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from prorl.config import ServiceConfig
-from prorl.flight import FlightNetwork, Inlet, this_life
+from prorl.flight import FlightNetwork, Inlet, this_incarnation
 from prorl.protocols import Network, Sandbox, SandboxHost
 from prorl.schema.rows import Row
 from prorl.service.core.candidates import GroupBody
@@ -85,7 +85,7 @@ async def submitted(w: GatewayHarness, turns: int = TURNS) -> None:
 async def ran(w: GatewayHarness, tmp_path: Path, name: str) -> Row:
     """Returns the row that RUN of a node gives to EVAL, which receives it."""
     location = f"grpc+unix://{tmp_path / name}/worker-0.sock"
-    inlet = Inlet(w.network, "ran", this_life(roles={"eval": 1}, worker="eval-0"), slots=1)
+    inlet = Inlet(w.network, "ran", this_incarnation(roles={"eval": 1}, worker="eval-0"), slots=1)
     inlet.set_upstreams([location])
     try:
         async with asyncio.timeout(60):

@@ -14,7 +14,7 @@ import pyarrow as pa
 from prorl.client.client import Client
 from prorl.control import Started
 from prorl.flight import FlightNetwork
-from prorl.flight.control_client import ControlClient, this_life
+from prorl.flight.control_client import ControlClient, this_incarnation
 from prorl.flight.inlet import Inlet
 from prorl.flight.outlet import Outlet
 from prorl.schema.columns import read_lease
@@ -57,8 +57,8 @@ class Pipeline:
             else "at-eval-0"
         )
         self._network = gateway.network
-        init = this_life(roles={"init": 64}, worker="init-0")
-        scored = this_life(roles={"eval": 64}, worker="eval-0", location=self.location)
+        init = this_incarnation(roles={"init": 64}, worker="init-0")
+        scored = this_incarnation(roles={"eval": 64}, worker="eval-0", location=self.location)
         self.outlet = Outlet("scored")
         self._init = ControlClient(gateway.network, gateway.config.gateway_flight, init, on={})
         self._eval = ControlClient(gateway.network, gateway.config.gateway_flight, scored, on={})

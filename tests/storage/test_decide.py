@@ -48,7 +48,7 @@ class _Log:
 
 
 def nothing(rollout_id: int) -> pa.Table:
-    """Returns what an earlier life stored of a rollout."""
+    """Returns what an earlier incarnation stored of a rollout."""
     return ROLLOUTS.empty_table()
 
 

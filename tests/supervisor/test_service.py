@@ -108,7 +108,7 @@ async def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
         child.signal(signal.SIGKILL)
         await _until_exited(before)
         async with asyncio.timeout(30):
-            await until(lambda: child.alive and child.pid != before and child.lives == 2)
+            await until(lambda: child.alive and child.pid != before and child.starts == 2)
             await child.ready(10)
         assert not (supervisor.config.socket_dir / "child-1.sock").exists()
         assert (child.log.parent / "child-1.1.log").exists()
@@ -128,7 +128,7 @@ async def test_a_frozen_child_is_ended_and_started_again(tmp_path: Path) -> None
             await _until_exited(before)
             await until(lambda before=before: child.alive and child.pid != before)  # type: ignore[misc]
         assert "silent for 1 s" in (child.log.parent / "child-1.1.log").read_text()
-        assert quiet.lives == 1
+        assert quiet.starts == 1
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ async def test_work_that_hangs_a_child_is_charged_and_no_crash_loop(tmp_path: Pa
     """Eight deaths in a row, two of each: the service goes on, and each is known by its name."""
     async with supervised(tmp_path, "a", "hangs", silence_s=2.5) as supervisor:
         child = supervisor.children["child-1"]
-        await until(lambda: child.lives >= 9, limit_s=120)
+        await until(lambda: child.starts >= 9, limit_s=120)
         folder = supervisor.config.root / "quarantine"
         assert all(crashes.quarantine_reason(folder, f"r/{number}/9")[0] for number in range(4))
         assert crashes.quarantine_reason(folder, "r/100/1")[1]
@@ -154,7 +154,7 @@ async def test_a_child_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> Non
         child = supervisor.children["child-1"]
         child.signal(signal.SIGKILL)
         async with asyncio.timeout(30):
-            await until(lambda: child.lives == 3 and child.alive)
+            await until(lambda: child.starts == 3 and child.alive)
             await child.ready(10)
 
 
@@ -165,7 +165,7 @@ async def test_a_crash_loop_fails_with_the_last_words(tmp_path: Path) -> None:
                 UnavailableError, match=r"child-1 exited with code 3 again and again.*out of luck"
             ):
                 await supervisor.failed()
-        assert supervisor.children["child-1"].lives == 6
+        assert supervisor.children["child-1"].starts == 6
 
 
 async def test_a_full_disk_is_reported_and_waited_for(
@@ -178,7 +178,7 @@ async def test_a_full_disk_is_reported_and_waited_for(
         async with asyncio.timeout(50):
             await until(lambda: supervisor.trouble)
             assert "child-1" in supervisor.trouble
-            await until(lambda: child.lives >= 8)
+            await until(lambda: child.starts >= 8)
             (tmp_path / "no disk").unlink()
             await until(lambda: child.alive and not supervisor.trouble)
 

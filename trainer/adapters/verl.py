@@ -101,8 +101,8 @@ def put(records: Sequence[Record], uid: str, step: int, partition: str = "train"
 
 class StepsFile:
     """Stores with the run what verl's file logger writes: a line of JSON with `step` and `data` for
-    each step. Lines of an earlier life, which the file logger cuts off when it starts, are not sent
-    again.
+    each step. Lines of an earlier incarnation, which the file logger cuts off when it starts, are
+    not sent again.
     """
 
     def __init__(self, path: Path, feed: Feed) -> None:
@@ -215,8 +215,8 @@ class Manager:
     def _begin(self, step: int) -> None:
         """Find or note where a step begins; commit what verl's newest checkpoint has seen.
 
-        Of an earlier life only steps up to the first one count: later ones begin elsewhere now, if
-        the batch has another size.
+        Of an earlier incarnation only steps up to the first one count: later ones begin elsewhere
+        now, if the batch has another size.
         """
         path = self._folder / STATE
         if self._groups is None:

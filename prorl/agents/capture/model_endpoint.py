@@ -196,7 +196,7 @@ class ModelEndpoint:
         conversation: ConversationRequest,
         call: Call,
     ) -> web.StreamResponse:
-        """The reply, as soon as it is there; until then signs of life."""
+        """Sends the reply as soon as it is there; until then keep-alives."""
         kind = "text/event-stream" if conversation.stream else _JSON
         response = web.StreamResponse(headers={"content-type": kind, "cache-control": "no-cache"})
         while not (await asyncio.wait({call.task}, timeout=KEEP_ALIVE_S))[0]:

@@ -109,7 +109,7 @@ def _user_namespace(owner: tuple[int, int], uid: int) -> int:
             os.close(go_write)
             calls.unshare(calls.CLONE_NEWUSER)
             os.write(ready_write, b"x")
-            os.read(go_read, 1)  # lives until we have the descriptor
+            os.read(go_read, 1)  # runs until we have the descriptor
         finally:
             os._exit(0)
     os.close(ready_write)

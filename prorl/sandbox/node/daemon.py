@@ -11,8 +11,8 @@ that leaves on disk the next daemon in the same root removes.
 Requests over its Unix socket (frames of `wire.py`; `id` pairs answers with questions, several may
 be open at once):
 
-    {"op": "start" | "reserve", "owner", "purpose", "spec", "closed", "holder", "life"}
-    {"op": "keep", "sandboxes", "holder", "life"}
+    {"op": "start" | "reserve", "owner", "purpose", "spec", "closed", "holder", "incarnation"}
+    {"op": "keep", "sandboxes", "holder", "incarnation"}
     {"op": "stop", "sandbox_id"}   {"op": "stop_owner", "owner"}
     {"op": "fate", "sandbox_id", "seen"}   {"op": "status"}   {"op": "snapshots"}
     {"op": "network", "sandbox_id", "mode", "hosts"}   {"op": "refusals", "sandbox_id"}
@@ -155,7 +155,7 @@ def _spec_of(fields: dict[str, Any]) -> SandboxSpec:
 
 
 def _holder(ask: dict[str, Any]) -> Holder:
-    return Holder(str(ask.get("holder", "")), str(ask.get("life", "")))
+    return Holder(str(ask.get("holder", "")), str(ask.get("incarnation", "")))
 
 
 async def serve(socket: str, root: Path, kind: str, node_id: str, settings: Settings) -> None:

@@ -12,22 +12,22 @@ from prorl.types import SandboxRef, SandboxSpec
 
 
 class Holder(NamedTuple):
-    """The process that a sandbox was made for: its name, and which of its lives."""
+    """The process that a sandbox was made for: its name, and its incarnation."""
 
     name: str = ""
-    life: str = ""
+    incarnation: str = ""
 
     def is_after(self, other: Holder) -> bool:
-        """Returns whether this is another life of the same process; only its latest one says
+        """Returns whether this is another incarnation of the same process; only its latest one says
         anything.
         """
-        return bool(self.name) and self.name == other.name and self.life != other.life
+        return bool(self.name) and self.name == other.name and self.incarnation != other.incarnation
 
 
 NOBODY = Holder()
 
 
-class Live:
+class LiveSandbox:
     """Belongs to one event loop."""
 
     def __init__(self, ref: SandboxRef, spec: SandboxSpec, note: Note) -> None:

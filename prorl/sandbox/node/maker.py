@@ -1,8 +1,8 @@
 """Makes sandboxes through the zygote and ends them without a trace; knows nothing of who uses them.
 
-Life: socket, folder, groups and note are made -> the launcher starts -> its tool server says `ok`
-on a pipe -> ... -> the launcher ends (we asked, or by itself) -> everything is removed. A sandbox
-is in `lives` from the first of these to the last.
+Life cycle: socket, folder, groups and note are made -> the launcher starts -> its tool server says
+`ok` on a pipe -> ... -> the launcher ends (we asked, or by itself) -> everything is removed. A
+sandbox is in `sandboxes` from the first of these to the last.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from prorl.sandbox.launch.zygote_client import Exit, ZygoteClient, read_status
 from prorl.sandbox.node import cgroups, janitor
 from prorl.sandbox.node.cgroups import Cgroups
 from prorl.sandbox.node.janitor import Note
-from prorl.sandbox.node.live import Live
+from prorl.sandbox.node.live import LiveSandbox
 from prorl.sandbox.node.paths import check_socket_path, claim
 from prorl.sandbox.node.proxy_client import ProxyClient
 from prorl.sandbox.node.settings import NetworkSettings, Settings
@@ -58,7 +58,7 @@ BAD_TOOL = "bad tool: "
 
 log = logging.getLogger("prorl.sandboxd")
 
-OnEnd = Callable[[Live, Fate], None]
+OnEnd = Callable[[LiveSandbox, Fate], None]
 
 
 class Maker:
@@ -88,7 +88,7 @@ class Maker:
         """When the machine's memory was read last, and what was free then."""
         self._cleaners: set[asyncio.Task[None]] = set()
         self._closing = False
-        self.lives: dict[str, Live] = {}
+        self.sandboxes: dict[str, LiveSandbox] = {}
         self._ended = 0
         self._cpu_s = 0.0
 
@@ -112,7 +112,7 @@ class Maker:
             self._kind.install(str(self._support))
         self._cgroups = Cgroups(self._sockets.name, self._settings.cgroups)
         self._watchdog = LimitWatchdog(
-            self.lives,
+            self.sandboxes,
             self._end_over_limit,
             memory="memory" not in self._cgroups.enforced,
             folder=None if self._kind.sized else self._root / "work",
@@ -121,7 +121,7 @@ class Maker:
         self._watching = asyncio.create_task(self._watchdog.run())
         self._start_zygote()
 
-    def _end_over_limit(self, live: Live, what: str) -> None:
+    def _end_over_limit(self, live: LiveSandbox, what: str) -> None:
         self._in_background(self.end(live, fate_of(Cause.OVER_LIMIT, what)))
 
     def _start_zygote(self) -> None:
@@ -140,7 +140,7 @@ class Maker:
     def status(self) -> dict[str, Any]:
         return {
             "kind": self._name,
-            "live": len(self.lives),
+            "live": len(self.sandboxes),
             "max_lives": self._max_lives,
             "short_of_memory": self._short_of_memory,
             "ended": self._ended,
@@ -157,11 +157,11 @@ class Maker:
                     "purpose": live.purpose,
                     "pid": live.pid,
                 }
-                for live in self.lives.values()
+                for live in self.sandboxes.values()
             ],
         }
 
-    async def make(self, spec: SandboxSpec) -> Live:
+    async def make(self, spec: SandboxSpec) -> LiveSandbox:
         """Start one and wait until its tool server serves. Raises SandboxError."""
         spec = self.network.granted(granted(spec, self._settings))
         image = await self._images.image(spec)
@@ -176,7 +176,7 @@ class Maker:
                 # A node short of memory takes fewer: one more would only have the kernel kill the
                 # others. The first is always taken, else a node whose bound is too low would take
                 # none for ever.
-                while self.lives and self._available_bytes() < RESERVE_BYTES:
+                while self.sandboxes and self._available_bytes() < RESERVE_BYTES:
                     self._short_of_memory = True
                     await asyncio.sleep(MEMORY_S)
                 self._short_of_memory = False
@@ -197,7 +197,7 @@ class Maker:
             self._looked_at, self._available = now, memory.available_bytes()
         return self._available
 
-    async def _make(self, spec: SandboxSpec, image: tuple[str, ...], layer: str) -> Live:
+    async def _make(self, spec: SandboxSpec, image: tuple[str, ...], layer: str) -> LiveSandbox:
         sandbox_id = secrets.token_hex(8)
         path = str(self._sockets.path / sandbox_id)
         check_socket_path(path)
@@ -210,8 +210,8 @@ class Maker:
             folder=str(self._root / "work" / sandbox_id) if self._kind.folder else "",
             cgroups=self._cgroups.folders(sandbox_id, spec.cpus),
         )
-        live = Live(SandboxRef(self._node_id, sandbox_id, path), spec, note)
-        self.lives[sandbox_id] = live
+        live = LiveSandbox(SandboxRef(self._node_id, sandbox_id, path), spec, note)
+        self.sandboxes[sandbox_id] = live
         try:
             _make_folder(note)
             self._cgroups.make(sandbox_id, spec.memory_bytes, spec.processes, spec.cpus)
@@ -240,7 +240,7 @@ class Maker:
         live.ready = True
         return live
 
-    async def _open_network(self, live: Live) -> str:
+    async def _open_network(self, live: LiveSandbox) -> str:
         """Serve the proxy's port, before anything of the task's runs: `ok`, or what is wrong."""
         network = NetworkPolicy(live.spec.network_mode, live.spec.allowed_hosts)
         try:
@@ -286,7 +286,7 @@ class Maker:
 
     # ---- ending
 
-    async def end(self, live: Live, fate: Fate) -> None:
+    async def end(self, live: LiveSandbox, fate: Fate) -> None:
         """TERM to the launcher, KILL if that does not do, then nothing is left. Idempotent.
 
         Without a launcher, KILL to pid 1 at once: TERM is for a process that ends others.
@@ -302,7 +302,7 @@ class Maker:
                 self._zygote.kill(live.ref.sandbox_id, signal.SIGKILL)
         await live.ended.wait()
 
-    def frozen(self, live: Live) -> Cause | None:
+    def frozen(self, live: LiveSandbox) -> Cause | None:
         """Returns the cause where a process of a living sandbox stands still that nothing inside
         can stop.
         """
@@ -311,7 +311,7 @@ class Maker:
         return Cause.SERVER_FROZEN if any(map(is_stopped, to_init(live.pid))) else None
 
     def _on_started(self, sandbox_id: str, pid: int) -> None:
-        live = self.lives.get(sandbox_id)
+        live = self.sandboxes.get(sandbox_id)
         if live is not None:
             live.pid = pid
             live.note = replace(live.note, pid=pid, start_ticks=start_ticks(pid))
@@ -319,7 +319,7 @@ class Maker:
 
     def _on_exit(self, sandbox_id: str, exit_: Exit) -> None:
         self._cpu_s += exit_.cpu_s
-        live = self.lives.get(sandbox_id)
+        live = self.sandboxes.get(sandbox_id)
         if live is not None and not live.exited.done():
             live.exited.set_result(exit_)
             self._in_background(self._clear_up(live, exit_, orphaned=False))
@@ -330,14 +330,14 @@ class Maker:
         The zygote's death has killed them all, and nobody reaps for us.
         """
         lost = Exit(status=signal.SIGKILL, cpu_s=0.0)
-        for live in list(self.lives.values()):
+        for live in list(self.sandboxes.values()):
             if not live.exited.done():
                 live.exited.set_result(lost)
                 self._in_background(self._clear_up(live, lost, orphaned=True))
         if not self._closing:
             self._start_zygote()
 
-    async def _clear_up(self, live: Live, exit_: Exit, orphaned: bool) -> None:
+    async def _clear_up(self, live: LiveSandbox, exit_: Exit, orphaned: bool) -> None:
         fate = live.ending or self._fate_of_exit(live, exit_, orphaned)
         live.fate.set_result(fate)
         self.network.close(live.ref.sandbox_id)
@@ -353,7 +353,7 @@ class Maker:
         if live.note.folder:
             self._in_background(janitor.remove_later(self._root / "trash" / live.ref.sandbox_id))
         janitor.drop_note(self._root, live.ref.sandbox_id)
-        del self.lives[live.ref.sandbox_id]
+        del self.sandboxes[live.ref.sandbox_id]
         self._uids.give(live.note.uid)
         if live.ready:
             self._room.release()
@@ -361,7 +361,7 @@ class Maker:
         self._on_end(live, fate)
         live.ended.set()
 
-    def _fate_of_exit(self, live: Live, exit_: Exit, orphaned: bool) -> Fate:
+    def _fate_of_exit(self, live: LiveSandbox, exit_: Exit, orphaned: bool) -> Fate:
         if orphaned:
             return fate_of(Cause.LAUNCHER_KILLED, "its zygote has ended")
         return fate_of_exit(
@@ -381,9 +381,9 @@ class Maker:
         self._closing = True
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
-        lives = list(self.lives.values())
+        sandboxes = list(self.sandboxes.values())
         await asyncio.gather(
-            *(self.end(live, fate_of(Cause.STOPPED, "with sandboxd")) for live in lives)
+            *(self.end(live, fate_of(Cause.STOPPED, "with sandboxd")) for live in sandboxes)
         )
         await self._images.close()
         if self._cleaners:

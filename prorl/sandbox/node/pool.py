@@ -5,8 +5,8 @@ Owned by sandboxd's loop; nothing here blocks it for long.
 A sandbox belongs to (owner = run/rollout/attempt, purpose) and is lent once. `reserve` and the warm
 pool start it ahead; a start takes a reserved one, else a warm one, else makes one. A start for a
 newer attempt of a rollout ends what older attempts left. What a process that died has left ends
-when its next life says what it goes on with (`keep`). Every sandbox ends by `stop`, with its owner,
-by `keep`, at its wall time, by itself, or with sandboxd.
+when its next incarnation says what it goes on with (`keep`). Every sandbox ends by `stop`, with its
+owner, by `keep`, at its wall time, by itself, or with sandboxd.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from prorl.errors import ProrlError, SandboxError
 from prorl.network_policy import NetworkPolicy
 from prorl.sandbox.blame import Cause, Fate, fate_of
-from prorl.sandbox.node.live import NOBODY, Holder, Live
+from prorl.sandbox.node.live import NOBODY, Holder, LiveSandbox
 from prorl.sandbox.node.maker import Maker
 from prorl.sandbox.node.settings import Settings
 from prorl.sandbox.wire import WireError
@@ -64,7 +64,7 @@ class Reservation(NamedTuple):
 class _Making(NamedTuple):
     """A reserved sandbox, made or on its way, and the process that will want it."""
 
-    task: asyncio.Task[Live]
+    task: asyncio.Task[LiveSandbox]
     holder: Holder
 
 
@@ -75,7 +75,7 @@ class SandboxPool:
         self._settings = settings
         self._maker = Maker(kind, root, node_id, settings, self._on_end)
         self._reserved: dict[Reservation, _Making] = {}
-        self._warm: OrderedDict[SandboxSpec, list[Live]] = OrderedDict()
+        self._warm: OrderedDict[SandboxSpec, list[LiveSandbox]] = OrderedDict()
         self._fates: OrderedDict[str, Fate] = OrderedDict()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
@@ -109,19 +109,21 @@ class SandboxPool:
             self._reserved[reservation] = _Making(task, holder)
 
     async def stop(self, sandbox_id: str) -> None:
-        live = self._maker.lives.get(sandbox_id)
+        live = self._maker.sandboxes.get(sandbox_id)
         if live is not None:
             await self._maker.end(live, fate_of(Cause.STOPPED))
 
     async def stop_owner(self, owner: str) -> None:
         for reservation in [kept for kept in self._reserved if kept.owner == owner]:
             self._unreserve(reservation)
-        mine = [live.ref.sandbox_id for live in self._maker.lives.values() if live.owner == owner]
+        mine = [
+            live.ref.sandbox_id for live in self._maker.sandboxes.values() if live.owner == owner
+        ]
         await asyncio.gather(*(self.stop(sandbox_id) for sandbox_id in mine))
 
     async def keep(self, holder: Holder, sandboxes: Mapping[str, str]) -> None:
-        """`sandboxes`, by owner, are this life's from here on, and so is what is reserved for these
-        owners. Whatever else earlier lives of the process have left ends.
+        """`sandboxes`, by owner, belong to this incarnation from here on, and so is what is
+        reserved for these owners. Whatever else earlier incarnations of the process have left ends.
         """
         abandoned: list[str] = []
         for reservation, making in list(self._reserved.items()):
@@ -130,7 +132,7 @@ class SandboxPool:
                     self._reserved[reservation] = making._replace(holder=holder)
                 else:
                     abandoned += self._unreserve(reservation)
-        for live in self._maker.lives.values():
+        for live in self._maker.sandboxes.values():
             if holder.is_after(live.holder):
                 if sandboxes.get(live.owner) == live.ref.sandbox_id:
                     live.holder = holder
@@ -149,7 +151,7 @@ class SandboxPool:
 
     async def set_network(self, sandbox_id: str, network: NetworkPolicy) -> None:
         """Give a living sandbox another network, up to the operator's cap. Raises SandboxError."""
-        live = self._maker.lives.get(sandbox_id)
+        live = self._maker.sandboxes.get(sandbox_id)
         if live is None:
             raise SandboxError(FailureCode.SANDBOX_LOST, f"no sandbox {sandbox_id}")
         try:
@@ -168,11 +170,11 @@ class SandboxPool:
         self._maker.network.close_targets(targets)
 
     async def fate(self, ref: SandboxRef, seen: Cause = Cause.HUNG_UP) -> Fate:
-        """Returns why a sandbox does not answer; `seen` is what its client saw, if it lives on.
+        """Returns why a sandbox does not answer; `seen` is what its client saw, if it still runs.
 
         Its end may reach us later than its client, so a living one is given a moment.
         """
-        live = self._maker.lives.get(ref.sandbox_id)
+        live = self._maker.sandboxes.get(ref.sandbox_id)
         if live is not None:
             try:
                 async with asyncio.timeout(FATE_S):
@@ -184,7 +186,7 @@ class SandboxPool:
     def status(self) -> dict[str, Any]:
         return {
             **self._maker.status(),
-            "warm": sum(len(lives) for lives in self._warm.values()),
+            "warm": sum(len(warm) for warm in self._warm.values()),
             "reserved": len(self._reserved),
         }
 
@@ -199,16 +201,16 @@ class SandboxPool:
 
     # ---- ahead of time
 
-    async def _make_for(self, owner: str, purpose: str, spec: SandboxSpec) -> Live:
+    async def _make_for(self, owner: str, purpose: str, spec: SandboxSpec) -> LiveSandbox:
         live = self._take_warm(spec) or await self._maker.make(spec)
         live.owner, live.purpose = owner, purpose
         self._refill_soon(spec)
         return live
 
-    def _take_warm(self, spec: SandboxSpec) -> Live | None:
-        lives = self._warm.get(spec, [])
-        while lives:
-            live = lives.pop()
+    def _take_warm(self, spec: SandboxSpec) -> LiveSandbox | None:
+        warm = self._warm.get(spec, [])
+        while warm:
+            live = warm.pop()
             if not live.exited.done() and live.ending is None:
                 return live
         return None
@@ -222,8 +224,8 @@ class SandboxPool:
         self._warm.setdefault(spec, [])
         self._warm.move_to_end(spec)
         while len(self._warm) > MAX_WARM_SPECS:
-            _, lives = self._warm.popitem(last=False)
-            for live in lives:
+            _, warm = self._warm.popitem(last=False)
+            for live in warm:
                 self._spawn(self.stop(live.ref.sandbox_id))
         if len(self._warm[spec]) < self._settings.warm and self._maker.has_room:
             self._spawn(self._make_spare(spec))
@@ -233,11 +235,11 @@ class SandboxPool:
             live = await self._maker.make(spec)
         except SandboxError:
             return  # the next start will meet the same error and report it
-        lives = self._warm.get(spec)
-        if lives is None or len(lives) >= self._settings.warm:
+        warm = self._warm.get(spec)
+        if warm is None or len(warm) >= self._settings.warm:
             await self.stop(live.ref.sandbox_id)
         else:
-            lives.append(live)
+            warm.append(live)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)
@@ -259,7 +261,7 @@ class SandboxPool:
         rollout, _, attempt = owner.rpartition("/")
         if not rollout or not attempt.isdigit():
             return
-        owners = {live.owner for live in self._maker.lives.values()} | {
+        owners = {live.owner for live in self._maker.sandboxes.values()} | {
             reservation.owner for reservation in self._reserved
         }
         for other in owners:
@@ -271,16 +273,16 @@ class SandboxPool:
             ):
                 self._spawn(self.stop_owner(other))
 
-    def _on_wall_time(self, live: Live) -> None:
+    def _on_wall_time(self, live: LiveSandbox) -> None:
         over = fate_of(Cause.OVER_LIMIT, f"its wall time of {live.spec.wall_s:g} s")
         self._spawn(self._maker.end(live, over))
 
-    def _on_end(self, live: Live, fate: Fate) -> None:
+    def _on_end(self, live: LiveSandbox, fate: Fate) -> None:
         if live.wall is not None:
             live.wall.cancel()
         self._fates[live.ref.sandbox_id] = fate
         while len(self._fates) > MAX_FATES:
             self._fates.popitem(last=False)
-        for lives in self._warm.values():
-            if live in lives:
-                lives.remove(live)
+        for warm in self._warm.values():
+            if live in warm:
+                warm.remove(live)

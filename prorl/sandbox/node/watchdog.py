@@ -27,7 +27,7 @@ from prorl.linux import procfs
 from prorl.sandbox.kind import MAX_PTYS
 
 if TYPE_CHECKING:
-    from prorl.sandbox.node.live import Live
+    from prorl.sandbox.node.live import LiveSandbox
 
 PERIOD_S, MAX_PERIOD_S = 1.0, 4.0
 """Between two looks, at least and at most."""
@@ -44,21 +44,21 @@ this time.
 
 
 class LimitWatchdog:
-    """Looks after `lives`, which its owner keeps.
+    """Looks after `sandboxes`, which its owner keeps.
 
     It calls `over(live, what)` once for each that is to be ended.
     """
 
     def __init__(
         self,
-        lives: Mapping[str, Live],
-        over: Callable[[Live, str], None],
+        sandboxes: Mapping[str, LiveSandbox],
+        over: Callable[[LiveSandbox, str], None],
         *,
         memory: bool,
         folder: Path | None,
         ptys: bool = False,
     ) -> None:
-        self._lives, self._over = lives, over
+        self._sandboxes, self._over = sandboxes, over
         self._memory = memory
         self._folder = folder
         """On whose disk the workspaces are, when these are to be watched."""
@@ -83,11 +83,11 @@ class LimitWatchdog:
             await asyncio.sleep(min(max(PERIOD_S, (self.cpu_s - before) / SHARE), MAX_PERIOD_S))
 
     async def look(self) -> None:
-        if self._memory and self._lives:
+        if self._memory and self._sandboxes:
             await self._look_at_memory()
-        if self._folder is not None and self._lives:
+        if self._folder is not None and self._sandboxes:
             await self._look_at_disk(self._folder)
-        if self._ptys and self._lives:
+        if self._ptys and self._sandboxes:
             self._look_at_ptys()
 
     def _look_at_ptys(self) -> None:
@@ -98,10 +98,10 @@ class LimitWatchdog:
                     self._over(live, f"it held more than {MAX_PTYS} terminals")
         self.cpu_s += time.thread_time() - begin
 
-    def _watched(self) -> list[Live]:
+    def _watched(self) -> list[LiveSandbox]:
         return [
             live
-            for live in self._lives.values()
+            for live in self._sandboxes.values()
             if live.pid and live.ending is None and not live.exited.done()
         ]
 
@@ -135,15 +135,15 @@ class LimitWatchdog:
         return table
 
     async def _look_at_disk(self, folder: Path) -> None:
-        lives = self._watched()
+        sandboxes = self._watched()
         now, about = time.monotonic(), os.statvfs(folder)
         free_bytes = about.f_bfree * about.f_frsize
-        step_bytes = min((live.spec.workspace_bytes for live in lives), default=0) // 4
+        step_bytes = min((live.spec.workspace_bytes for live in sandboxes), default=0) // 4
         if self._free_bytes - free_bytes < step_bytes and now - self._walked_at < RESCAN_S:
             self._free_bytes = max(self._free_bytes, free_bytes)
             return
         self._free_bytes, self._walked_at = free_bytes, now
-        for live in lives:
+        for live in sandboxes:
             limit = live.spec.workspace_bytes
             used_bytes, cpu_s = await asyncio.to_thread(_timed_disk_bytes, live.note.folder, limit)
             self.cpu_s += cpu_s

@@ -96,7 +96,7 @@ class Core:
         self.datasets = Datasets(base, self.acceptance)
         self._claim_grace_s = claim_grace_s
         self._leases: list[tuple[RolloutRecord, int]] = []
-        """Leases of the last life that nobody has claimed yet, with their attempts."""
+        """Leases of the last incarnation that nobody has claimed yet, with their attempts."""
         # Whoever has them may be on another host, where a broken stream is noticed late; a lease
         # that nobody claims was lost by us on its way, and is nobody's fault.
         for record in load(log, self.state, clock(), refusal_of):
@@ -105,7 +105,9 @@ class Core:
                 self._leases.append((record, record.life.attempt))
 
     def _give_up_leases(self) -> None:
-        """Gives up leases of the life before that nobody has claimed when all workers are back."""
+        """Gives up leases of the incarnation before that nobody has claimed when all workers are
+        back.
+        """
         if self._leases and self.workers.have_all_reconnected(self._claim_grace_s):
             leases, self._leases = self._leases, []
             for record, attempt in leases:

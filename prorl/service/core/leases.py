@@ -178,7 +178,7 @@ class Leases(CorePart):
     def _sent(self, keys: list[AttemptKey], hello: Mapping[str, Json]) -> None:
         worker = self._state.workers.get(str(hello.get("worker", "")))
         if worker is not None and worker.incarnation != hello.get("incarnation", ""):
-            worker = None  # another life of that name has this stream
+            worker = None  # another incarnation of that name has this stream
         for run_id, rollout_id, attempt in keys:
             record = self._rollouts.find(run_id, rollout_id)
             current = record is not None and _current(record, attempt)

@@ -16,7 +16,7 @@ Rules that the table alone enforces:
 - Infrastructure failures and deaths of our own workers are counted apart; either budget ends the
   rollout as FAILED.
 - What a worker that leaves in order gives back is counted nowhere.
-- Only LEASE raises `attempt`, by one; only ADOPT raises `epoch`, and charges nothing.
+- Only LEASE raises `attempt`, by one; only ADOPT raises `resumes`, and charges nothing.
 
 A group: OPEN -> KEPT | DROPPED (first decision stands) -> DELIVERED | STALE (first hand-out stands)
 -> ACKED.
@@ -78,8 +78,8 @@ class Event:
     kind: EventKind
     attempt: int = -1
     code: FailureCode = FailureCode.NONE
-    epoch: int = 0
-    """ADOPT: of the journal, which may know of lives that a restarted gateway has forgotten."""
+    resumes: int = 0
+    """ADOPT: the journal's count, which may be more than a restarted gateway remembers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +89,8 @@ class RolloutLife:
     state: RolloutState = RolloutState.QUEUED
     attempt: int = 0
     """0 before the first lease."""
-    epoch: int = 0
-    """Life of the attempt: one more with each worker that goes on with it."""
+    resumes: int = 0
+    """How many workers have taken the attempt over."""
     infra_failures: int = 0
     worker_losses: int = 0
     code: FailureCode = FailureCode.NONE
@@ -117,7 +117,7 @@ def _end(life: RolloutLife, state: RolloutState, code: FailureCode, *first: Acti
 
 
 def _lease(life: RolloutLife, event: Event) -> Step:
-    leased = replace(life, state=RolloutState.LEASED, attempt=life.attempt + 1, epoch=0)
+    leased = replace(life, state=RolloutState.LEASED, attempt=life.attempt + 1, resumes=0)
     return leased, (Action.GRANT,)
 
 
@@ -126,9 +126,9 @@ def _started(life: RolloutLife, event: Event) -> Step:
 
 
 def _adopt(life: RolloutLife, event: Event) -> Step:
-    """Go on with the same attempt in a new life: nothing failed, so nothing is charged."""
-    epoch = max(life.epoch, event.epoch) + 1
-    return replace(life, state=RolloutState.RUNNING, epoch=epoch), ()
+    """Go on with the same attempt under another worker: nothing failed, so nothing is charged."""
+    resumes = max(life.resumes, event.resumes) + 1
+    return replace(life, state=RolloutState.RUNNING, resumes=resumes), ()
 
 
 def _reserve(life: RolloutLife, event: Event) -> Step:

@@ -114,12 +114,13 @@ class WorkerRecord:
     host: str = ""
     came_at: float = 0.0
     remote: bool = False
-    resumes: bool = False
+    can_resume: bool = False
     """A restarted worker of the same name resumes its attempts."""
     home: str = ""
-    """Of its node's life: who started it. A death is charged only where that lives on."""
-    fatal_attempt: str = ""
-    """`run/rollout/attempt` whose step ended its last life; empty where that is not known."""
+    """The incarnation of its node, which started it. A death is charged only where that still
+    runs.
+    """
+    died_at: str = ""
     images: Mapping[str, str] | None = None
     """Digests of its node's images by name; None: it may have any."""
     status: WorkerStatus = field(default_factory=WorkerStatus)
@@ -138,10 +139,10 @@ class WorkerRecord:
     @property
     def grace_s(self) -> float:
         """Tells how long it may be away before what it holds is lost. A cable may have been pulled,
-        or its next life is about to read its journal.
+        or its next incarnation is about to read its journal.
         """
-        waited_for = self.remote or (self.resumes and not self.status.leaving)
-        return WORKER_GRACE_S if waited_for else 0.0
+        waited_for = self.remote or (self.can_resume and not self.status.leaving)
+        return REMOTE_GRACE_S if waited_for else 0.0
 
 
 @dataclass(slots=True)

@@ -4,16 +4,10 @@ A control stream that ends is a death. What the worker held is lost at once, or 
 those that may come back (`WorkerRecord.grace_s`): workers of other hosts, whose line may have
 broken, and chains that keep a journal, whose next life reads it.
 
-    stream ends -> handle_disconnect -> grace -> settle_orphans of `rollouts.py` -> LOST or RETURN
-                                          |
-                                        hello     in_flight: the same life still has these
-                                                  claims: a new life goes on with these (ADOPT)
-                                                  the rest: `_settle_unclaimed`
-
-`lifecycle.py` says what LOST and RETURN cost; `_end_of_last_life` chooses between them where a
-process has died. A worker that leaves in order says so first, or is told to (`drain`): what it
-gives back then is charged to nobody. After a gateway's restart every worker says `hello`, as if its
-stream had broken. A `hello` under a name that is taken replaces that worker.
+After a gateway's restart workers say `hello` with what they hold; so does a worker whose stream
+broke. What nobody claims within the grace is leased again. A `hello` under a name that is taken
+replaces that worker: what the newcomer holds stays, the rest is lost. A chain that keeps a journal
+is waited for: its next incarnation claims what the journal holds, and gets what is still current.
 """
 
 from __future__ import annotations
@@ -49,7 +43,7 @@ from prorl.timing import (
 )
 from prorl.types import AttemptKey, RolloutState, Stage
 
-REMEMBERED_LIVES = 1024
+REMEMBERED_INCARNATIONS = 1024
 
 
 class _Disconnected(NamedTuple):
@@ -64,9 +58,9 @@ class Workers(CorePart):
     def __init__(self, base: Base, rollouts: Rollouts, commits: Commits) -> None:
         super().__init__(base)
         self._rollouts, self._commits = rollouts, commits
-        self._lives: dict[str, str] = {}
+        self._incarnations: dict[str, str] = {}
         """Name by incarnation, the last one of each name behind its earlier ones; of names that are
-        not here at most `REMEMBERED_LIVES`.
+        not here at most `REMEMBERED_INCARNATIONS`.
         """
         self._away: dict[str, _Disconnected] = {}
         self._came_at: float | None = None
@@ -78,9 +72,8 @@ class Workers(CorePart):
         return self._came_at is not None and self._clock() - self._came_at >= quiet_s
 
     def hello(self, session: int, row: ControlRow) -> WorkerRecord:
-        """Begin the session of a worker that has come, or come back, and answer its hello. Raises
-        UserError for roles that are none, FencedError for an earlier life of a name that has a
-        later one.
+        """A worker has come, or come back. Raises UserError for one that we cannot speak with,
+        FencedError for an earlier incarnation of a name that has a later one.
         """
         hello = row.read_hello("a worker's hello")
         if not hello.roles or not hello.roles.keys() <= set(GRAPH.roles) or not hello.worker:
@@ -89,7 +82,7 @@ class Workers(CorePart):
                 f"a name and some of {', '.join(GRAPH.roles)}",
             )
         worker = self._record(session, hello)
-        self._check_life(worker)
+        self._check_incarnation(worker)
         self._came_at = self._clock()
         earlier = self._state.workers.get(worker.name)
         self._state.workers[worker.name] = worker
@@ -122,7 +115,7 @@ class Workers(CorePart):
             location=hello.location,
             came_at=self._clock(),
             remote=hello.remote,
-            resumes=hello.resumes,
+            can_resume=hello.can_resume,
             images=digests(hello.images),
             home=hello.home,
             fatal_attempt=hello.fatal_attempt,
@@ -132,10 +125,9 @@ class Workers(CorePart):
     def _settle_unclaimed(self, worker: WorkerRecord) -> None:
         """End the attempts that a worker had before its stream ended and does not name any more.
 
-        A new life has lost them: they end now. The same life may have handed them on to a worker
-        that comes back later, so they get `grace_s`: a moment on this host, longer from afar, where
-        each stream waits for its own connection. A lease that it never took was lost on the way to
-        it, which is nobody's fault.
+        The same incarnation may have handed them on meanwhile to a worker that comes back later: a
+        moment on this host, and from afar each stream waits for its own connection. A lease that it
+        never took was lost on the way to it, which is nobody's fault.
         """
         away = self._away.pop(worker.name, None)
         grace_s = WORKER_GRACE_S if worker.remote else CLAIM_GRACE_S
@@ -143,7 +135,7 @@ class Workers(CorePart):
             if record.holders or record.life.state not in IN_HAND:
                 continue
             if away and away.worker.incarnation != worker.incarnation:
-                end = _end_of_last_life(record, away.worker, worker)
+                end = _end_of_last_incarnation(record, away.worker, worker)
                 self._rollouts.end_unheld(record, end)
             else:
                 has_begun_here = record.lease_confirmed and not worker.remote
@@ -172,33 +164,36 @@ class Workers(CorePart):
         return refused
 
     def _adopt(self, worker: WorkerRecord, claims: Iterable[Claim]) -> list[Claim]:
-        """Let attempts of an earlier life of the worker go on in this one, which has read them in
-        its journal. Returns them with the epoch that each is in from now on; the same attempt goes
-        on, so nothing is charged.
+        """Attempts of an earlier incarnation of the worker that go on here, in a new one. Nobody
+        else can run them: an attempt is leased to one chain.
         """
         adopted: list[Claim] = []
         for claim in claims:
             record = self._rollouts.find(claim.run_id, claim.rollout_id)
-            event = Event(kind=EventKind.ADOPT, attempt=claim.attempt, epoch=claim.epoch)
+            event = Event(kind=EventKind.ADOPT, attempt=claim.attempt, resumes=claim.resumes)
             if record is not None and self._rollouts.apply(record, event):
                 self._rollouts.started(worker, record, claim.attempt, Stage.RUN)
-                adopted.append(claim._replace(epoch=record.life.epoch))
+                adopted.append(claim._replace(resumes=record.life.resumes))
         return adopted
 
-    def _check_life(self, worker: WorkerRecord) -> None:
-        """Raise FencedError for an earlier life of a name: a frozen process may wake up and dial
-        again after a later life of its name has come.
+    def _check_incarnation(self, worker: WorkerRecord) -> None:
+        """A frozen process may wake up and dial again after a later incarnation of its name has
+        come.
         """
-        if worker.incarnation in self._lives:
-            lives = (life for life, name in reversed(self._lives.items()) if name == worker.name)
-            if next(lives, "") != worker.incarnation:
-                raise FencedError(f"another life of worker {worker.name!r} has taken its place")
-        self._lives[worker.incarnation] = worker.name
-        if len(self._lives) > REMEMBERED_LIVES:
+        if worker.incarnation in self._incarnations:
+            keys = (
+                key for key, name in reversed(self._incarnations.items()) if name == worker.name
+            )
+            if next(keys, "") != worker.incarnation:
+                raise FencedError(
+                    f"another incarnation of worker {worker.name!r} has taken its place"
+                )
+        self._incarnations[worker.incarnation] = worker.name
+        if len(self._incarnations) > REMEMBERED_INCARNATIONS:
             here = {*self._state.workers, worker.name}
-            absent = (life for life, name in self._lives.items() if name not in here)
-            for life in list(islice(absent, len(self._lives) - REMEMBERED_LIVES)):
-                del self._lives[life]
+            absent = (key for key, name in self._incarnations.items() if name not in here)
+            for key in list(islice(absent, len(self._incarnations) - REMEMBERED_INCARNATIONS)):
+                del self._incarnations[key]
 
     def current(self, worker: WorkerRecord) -> bool:
         """Returns whether this session is its worker's present one, which alone may act."""
@@ -206,14 +201,17 @@ class Workers(CorePart):
 
     def _replace(self, earlier: WorkerRecord, worker: WorkerRecord) -> None:
         """Treats a worker as away that comes back before its broken stream was noticed."""
-        same_life, in_flight = earlier.incarnation == worker.incarnation, list(earlier.in_flight)
-        if same_life:
+        same_incarnation, in_flight = (
+            earlier.incarnation == worker.incarnation,
+            list(earlier.in_flight),
+        )
+        if same_incarnation:
             self._away[worker.name] = _Disconnected(earlier, in_flight, self._clock())
         for record in in_flight:
             end = EventKind.RETURN if worker.remote else EventKind.LOST
-            if not same_life:
-                end = _end_of_last_life(record, earlier, worker)
-            self._rollouts.leave(record, earlier, end, CLAIM_GRACE_S if same_life else 0.0)
+            if not same_incarnation:
+                end = _end_of_last_incarnation(record, earlier, worker)
+            self._rollouts.leave(record, earlier, end, CLAIM_GRACE_S if same_incarnation else 0.0)
 
     def handle_disconnect(self, worker: WorkerRecord) -> None:
         """End what only this worker held, since its control stream has ended: at once, or after
@@ -334,15 +332,16 @@ class Workers(CorePart):
         self._changes.urgent = True
 
 
-def _end_of_last_life(
+def _end_of_last_incarnation(
     record: RolloutRecord, earlier: WorkerRecord, worker: WorkerRecord
 ) -> EventKind:
-    """Returns whether an attempt of a worker's last life is LOST, which charges it with that death.
+    """Returns whether an attempt of a worker's last incarnation is LOST, which charges it with that
+    death.
 
     It is returned where its host died too, which shows in that another supervisor started this
-    life; and where it is known at which attempt that life died, that one alone is lost. Where it is
-    not known, what RUN had not begun is returned: nothing of it was sampled, and no code of users
-    has seen it.
+    incarnation; and where it is known at which attempt that one died, that one alone is lost. Where
+    it is not known, what RUN had not begun is returned: nothing of it was sampled, and no code of
+    users has seen it.
     """
     if earlier.home != worker.home or earlier.status.leaving:
         return EventKind.RETURN

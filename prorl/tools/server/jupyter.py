@@ -91,7 +91,7 @@ class Kernel:
     def run(self, code: str) -> int | None:
         """Execute and print; 0, 1 for an error, None when the kernel died.
 
-        Waits on both channels and the kernel's life at once.
+        Waits on both channels and the kernel's end at once.
         """
         import zmq
 
@@ -124,7 +124,7 @@ class Kernel:
                 message = session.recv(shell, 0)[1]
                 if message["parent_header"].get("msg_id") == request:
                     exit_code = 0 if message["content"]["status"] == "ok" else 1
-            elif ready:  # the kernel's life has ended
+            elif ready:  # the kernel has ended
                 return None
         return exit_code
 

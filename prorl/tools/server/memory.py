@@ -1,10 +1,10 @@
 """The server's memory of calls that carry an id: none of them runs twice.
 
-`"call": [epoch, turn, number, op]` says which tool call of the attempt a request belongs to, in
-which life of it, and which step of that call it is. A worker that takes an attempt over asks again
-what it cannot know: what has been answered is given again, what never came runs now, and of what
-came and left no answer the server says so. Its answers are kept until the attempt's next tool call,
-`LIMIT_BYTES` of them. A request of an earlier life is refused.
+`"call": [resumes, turn, number, op]` says which tool call of the attempt a request belongs to, in
+after how many resumes of it, and which step of that call it is. A worker that takes an attempt over
+asks again what it cannot know: what has been answered is given again, what never came runs now, and
+of what came and left no answer the server says so. Its answers are kept until the attempt's next
+tool call, `LIMIT_BYTES` of them. A request of an earlier worker is refused.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 LIMIT_BYTES = 1 << 20
 _VARIES = ("id", "call", "timeout_s")
-"""Not part of what is asked: the next life may have less time."""
+"""Not part of what is asked: the next worker may have less time."""
 
 
 class Memory:
     """Remembers what the present tool call of a server was answered, step by step."""
 
     def __init__(self) -> None:
-        self._epoch = 0
+        self._resumes = 0
         self._call = (-1, -1)
         self._next = 0
         """Steps of the present call that have come."""
@@ -37,10 +37,10 @@ class Memory:
 
         Raises ValueError for an id that is none.
         """
-        epoch, turn, number, step = (int(part) for part in header["call"])
-        if epoch < self._epoch:
-            return {"ok": False, "fenced": True, "error": "another life has the sandbox"}, b""
-        self._epoch = epoch
+        resumes, turn, number, step = (int(part) for part in header["call"])
+        if resumes < self._resumes:
+            return {"ok": False, "fenced": True, "error": "another worker has the sandbox"}, b""
+        self._resumes = resumes
         if (turn, number) > self._call:
             self._call, self._next, self._bytes = (turn, number), 0, 0
             self._answers.clear()

@@ -47,7 +47,9 @@ def main() -> None:
 
 
 async def hang(where: Path) -> None:
-    """Beat, then hang in a step of one of many pieces of work: another one in each second life."""
+    """Beat, then hang in a step of one of many pieces of work: another one in each second
+    incarnation.
+    """
     heartbeat.SAYS_S = 1.3
     heartbeat.start()
     crashes.start()
@@ -72,7 +74,7 @@ async def stalled() -> None:
 
 
 def not_first(where: Path) -> bool:
-    """Returns whether this is the second life; the third is as the first."""
+    """Returns whether this is the second incarnation; the third is as the first."""
     with (where / "lives").open("a") as file:
         file.write("x")
     with (where / "died at").open("a") as file:
