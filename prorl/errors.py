@@ -207,7 +207,7 @@ def placed(text: str, place: str) -> str:
 
 
 @contextmanager
-def boundary(error: type[RolloutError], code: FailureCode, what: str) -> Iterator[None]:
+def boundary(error: type[RolloutError], code: FailureCode, label: str) -> Iterator[None]:
     """Turn any foreign exception that crosses this line into `error(code, "what: ...")`.
 
     Ours pass unchanged. Where users' code raised it, its place is said, and a `stage_error`, which
@@ -227,4 +227,4 @@ def boundary(error: type[RolloutError], code: FailureCode, what: str) -> Iterato
         place = _place(cause)
         if place and code == "stage_error":
             code = code.BAD_TASK
-        raise error(code, placed(f"{what}: {type(cause).__name__}: {cause}", place)) from cause
+        raise error(code, placed(f"{label}: {type(cause).__name__}: {cause}", place)) from cause

@@ -82,6 +82,6 @@ class Deadline:
         """This much of what was spent was not the budget's to pay."""
         self._end += seconds
 
-    def check(self, code: FailureCode, what: str) -> None:
+    def check(self, code: FailureCode, label: str) -> None:
         if self.expired:
-            raise BudgetError(code, f"{what}: {self.budget_s:g} s are used up")
+            raise BudgetError(code, f"{label}: {self.budget_s:g} s are used up")

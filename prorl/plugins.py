@@ -151,11 +151,11 @@ def _sha256(file: str, *_seen: int) -> str:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
-def refuse_places(name: str, error: type[UserError], what: str) -> None:
+def refuse_places(name: str, error: type[UserError], kind: str) -> None:
     """Raise `error` for a name that says where its code is."""
     if is_place(name):
         raise error(
-            f"{what} {name!r} names code, which this service does not load",
+            f"{kind} {name!r} names code, which this service does not load",
             "a registered name",
             "start the service with load_code, or register it as an entry point",
         )

@@ -65,8 +65,8 @@ class Rubric:
             number, log = outcome if isinstance(outcome, Grade) else (outcome, "")
             value = float(number) if isinstance(number, SupportsFloat) else math.nan
             if not math.isfinite(value):
-                what = f"{function.name} gave {number!r:.100}; expected a finite number"
-                raise GraderError(FailureCode.BAD_TASK, what)
+                problem = f"{function.name} gave {number!r:.100}; expected a finite number"
+                raise GraderError(FailureCode.BAD_TASK, problem)
             parts.append(RewardPart(name=function.name, value=value, weight=weight))
             logs.append(log or f"{function.name} = {value:g} (weight {weight:g})")
         return Score(parts=tuple(parts), log="\n".join(logs))

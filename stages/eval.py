@@ -346,8 +346,8 @@ class EvalOperator(StageOperator):
                     await self._set_network(job.in_place, agents_spec, spec)
                     specs = agents_spec, spec
                     stack.push_async_callback(self._keep_refusals, job, job.in_place, *specs)
-            what = f"{job.env.name}.score"
-            with boundary(GraderError, FailureCode.GRADER_ERROR, what), bound(job.state):
+            label = f"{job.env.name}.score"
+            with boundary(GraderError, FailureCode.GRADER_ERROR, label), bound(job.state):
                 if agents is None:
                     score = await job.env.score(job.task, job.artifact, sandbox, deadline)
                 else:

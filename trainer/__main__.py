@@ -88,8 +88,8 @@ def _note_signals() -> list[int]:
     return signals
 
 
-def say(what: str, values: Mapping[str, object]) -> None:
-    print(what, json.dumps(values), flush=True)
+def say(event: str, values: Mapping[str, object]) -> None:
+    print(event, json.dumps(values), flush=True)
 
 
 def say_step(step: int, figures: Mapping[str, float]) -> None:

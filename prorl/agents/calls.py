@@ -103,10 +103,10 @@ class ToolCalls:
                 self.state.kept = answer.state
         return answer
 
-    def _check_open(self, what: str) -> None:
+    def _check_open(self, action: str) -> None:
         if self._context.cancelled():
             raise RolloutError(FailureCode.CANCELLED, "")
-        self._context.deadline.check(FailureCode.DEADLINE, what)
+        self._context.deadline.check(FailureCode.DEADLINE, action)
 
     def _write(self, turn: int, number: int, text: str | None, tool_s: float) -> None:
         """Record an answer in the journal, and the env's state where it has changed."""

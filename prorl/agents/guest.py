@@ -74,9 +74,11 @@ async def _drive(context: AttemptContext, sampler: Sampler) -> End:
             raise RolloutError(FailureCode.EVAL_FAILED, f"{error.message}: it hung") from None
     exit_code, reward = outcome.get("exit_code"), outcome.get("reward")
     if exit_code != 0 or reward is None:
-        what = f"exit status {exit_code}" if exit_code else "no reward.json"
+        problem = f"exit status {exit_code}" if exit_code else "no reward.json"
         output = str(outcome.get("output", ""))
-        raise RolloutError(FailureCode.EVAL_FAILED, f"the guest: {what}: {output.strip()[-1500:]}")
+        raise RolloutError(
+            FailureCode.EVAL_FAILED, f"the guest: {problem}: {output.strip()[-1500:]}"
+        )
     if output := str(outcome.get("output", "")).strip():
         sampler.record.messages.append(Message(role="grader", name="guest", content=output))
     if not sampler.record.turns:  # it has no tokens to store, whatever EVAL would make of it

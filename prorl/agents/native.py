@@ -117,8 +117,8 @@ class _Attempt:
                 return None
             size = f"{len(bridge)} tokens"
         names = ", ".join(sorted({message.name for message in outputs} - {""})) or "tools"
-        what = "the env's turn" if outputs[0].role == "user" else f"the output of {names}"
-        text = f"{what}, {size}, does not fit: {room} tokens are left"
+        source = "the env's turn" if outputs[0].role == "user" else f"the output of {names}"
+        text = f"{source}, {size}, does not fit: {room} tokens are left"
         return End(StopReason.CONTEXT, Failure(code=FailureCode.MAX_TOKENS, message=text))
 
     async def _begin_segment(self) -> End | None:

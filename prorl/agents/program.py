@@ -127,7 +127,7 @@ async def until_over(
     context: AttemptContext,
     endpoint: ModelEndpoint,
     work: Coroutine[Json, Json, ResultT],
-    what: str,
+    label: str,
 ) -> ResultT:
     """Awaits `work` within the attempt's time.
 
@@ -137,7 +137,7 @@ async def until_over(
     task = asyncio.ensure_future(work)
     ends: set[asyncio.Future[Any]] = {task, endpoint.ended}
     try:
-        await within(context.deadline, asyncio.wait(ends, return_when=FIRST_COMPLETED), what)
+        await within(context.deadline, asyncio.wait(ends, return_when=FIRST_COMPLETED), label)
     except BudgetError:
         # a call that is under way knows whose time it was
         await asyncio.wait({endpoint.ended}, timeout=CALL_S)

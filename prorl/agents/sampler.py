@@ -251,7 +251,7 @@ class PartialCompletion:
         self.at, self.part = self._clock(), part
 
 
-async def within(deadline: Deadline, call: Awaitable[ResultT], what: str) -> ResultT:
+async def within(deadline: Deadline, call: Awaitable[ResultT], label: str) -> ResultT:
     """The result of `call`, unless the deadline ends first: then `call` is cancelled.
 
     Not `asyncio.timeout`, which fixes the end when it starts: others may pause this one. Raises
@@ -260,7 +260,7 @@ async def within(deadline: Deadline, call: Awaitable[ResultT], what: str) -> Res
     task = asyncio.ensure_future(call)
     try:
         while not task.done():
-            deadline.check(FailureCode.DEADLINE, what)
+            deadline.check(FailureCode.DEADLINE, label)
             await asyncio.wait({task}, timeout=max(deadline.remaining_s, _MIN_WAIT_S))
         return task.result()
     finally:

@@ -202,15 +202,15 @@ class _Drive:
             seed=context.seed,
             sandbox=None if context.sandbox is None else context.sandbox.ref,
         )
-        what = f"agent {name!r}"
+        label = f"agent {name!r}"
         try:
             helpers = await pool(helper_program(name))
             wall_s = max(context.limits.run_s, 1.0)
-            text: str = await helpers.ask(facts, what=what, wall_s=wall_s, call_back=self._serve)
+            text: str = await helpers.ask(facts, label=label, wall_s=wall_s, call_back=self._serve)
         except RolloutError as error:  # of its sandbox, which it let pass; the code came as a text
             codes = FailureCode.__members__.values()
             code = FailureCode(error.code) if error.code in codes else FailureCode.BAD_TASK
-            return end_with(code, f"{what}: {error.message}")
+            return end_with(code, f"{label}: {error.message}")
         except ProrlError as error:
             return end_with(FailureCode.BAD_TASK, str(error))
         except HelperError as error:
@@ -218,10 +218,10 @@ class _Drive:
                 return end_with(FailureCode.STAGE_ERROR, str(error))
             if isinstance(error, Raised) and error.trace:
                 self.record.messages.append(Message(role="tool", name=name, content=error.trace))
-            text = str(error) if what in error.words else f"{what}: {error}"
+            text = str(error) if label in error.words else f"{label}: {error}"
             return end_with(FailureCode.BAD_TASK, text)
         if not isinstance(text, str):
-            return end_with(FailureCode.BAD_TASK, f"{what} gave a {type(text).__name__}, no text")
+            return end_with(FailureCode.BAD_TASK, f"{label} gave a {type(text).__name__}, no text")
         return self._answered(text)
 
     def _answered(self, text: str) -> End:

@@ -101,7 +101,7 @@ def _within(timeout_s: float, places: tuple[str, ...], statement: str) -> pa.Tab
 async def _ask(question: tuple[tuple[str, ...], str, str], timeout_s: float) -> None:
     try:
         helpers = await pool(PROGRAM)
-        await helpers.ask(question, what="SQL", wall_s=timeout_s, again=False)
+        await helpers.ask(question, label="SQL", wall_s=timeout_s, again=False)
     except Late:
         problem = f"SQL was stopped after {timeout_s:g} s"
         raise UserError(problem, "a query that ends sooner") from None

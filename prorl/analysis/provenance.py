@@ -40,7 +40,7 @@ def provenance(stored: StoredRun, ask: Callable[[str], list[dict[str, Json]]]) -
         "prorl": f"{manifest.get('code_version') or ''} {_digest(manifest.get('code_sha256'))}",
         **dict(_settings("run", {**dict(manifest.get("config") or {}), "run_id": None})),
     }
-    return {what: text for what, text in facts.items() if text.strip()}
+    return {name: text for name, text in facts.items() if text.strip()}
 
 
 def _settings(name: str, value: Json) -> Iterator[tuple[str, str]]:

@@ -126,7 +126,7 @@ def _kept(members: pa.Table, name: str) -> set[int]:
     """
     chosen = named_filter(name)
     enough = pc.greater_equal(members.column("num_members"), chosen.min_valid)
-    with LockedDuckDB(what="filter") as database:
+    with LockedDuckDB(label="filter") as database:
         database.register("rollouts", members.filter(enough))
         database.register("history", EMPTY["history"])
         decisions = database.query(chosen.sql, TIMEOUT_S)

@@ -159,9 +159,9 @@ class VllmBackend:
 
     @contextmanager
     def _malformed(self) -> Iterator[None]:
-        what = f"{self.name} sent a malformed reply"
+        problem = f"{self.name} sent a malformed reply"
         try:
-            with boundary(BackendError, FailureCode.BACKEND_PROTOCOL, what):
+            with boundary(BackendError, FailureCode.BACKEND_PROTOCOL, problem):
                 yield
         except BackendError as error:
             raise BackendError(error.code, error.message, BackendFault.MALFORMED) from error

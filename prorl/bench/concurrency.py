@@ -81,8 +81,8 @@ async def measured(count: int, idle_s: float) -> tuple[Figure, ...]:
 def check_room(count: int) -> None:
     """Raises UserError, with what to say to the machine, where it has no room for so many."""
     if few := short_of_terminals(count + SPARE):
-        what, _, fix = few.rpartition(": ")
-        raise UserError(what, f"enough for {count} rollouts in hand", fix)
+        problem, _, fix = few.rpartition(": ")
+        raise UserError(problem, f"enough for {count} rollouts in hand", fix)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < (needed := DESCRIPTORS * count + 256):
         raise UserError(
@@ -184,6 +184,6 @@ def figures(count: int, empty: Look, begun: Look, waiting: Look) -> tuple[Figure
         ("descriptors", float(waiting.most_descriptors), "", 0.0, "the most of one process"),
     )
     return tuple(
-        Figure(what=what + per, value=value, unit=unit, cpu_s=cpu_s, note=note)
-        for what, value, unit, cpu_s, note in rows
+        Figure(name=name + per, value=value, unit=unit, cpu_s=cpu_s, note=note)
+        for name, value, unit, cpu_s, note in rows
     )

@@ -95,17 +95,17 @@ class Meter:
         self.longest_ms: defaultdict[str, float] = defaultdict(float)
 
     @contextmanager
-    def __call__(self, what: str, items: int) -> Iterator[None]:
+    def __call__(self, step: str, items: int) -> Iterator[None]:
         began = time.thread_time()
         yield
         took = time.thread_time() - began
-        self.cpu_s[what] += took
-        self.items[what] += items
-        self.longest_ms[what] = max(self.longest_ms[what], 1000 * took)
+        self.cpu_s[step] += took
+        self.items[step] += items
+        self.longest_ms[step] = max(self.longest_ms[step], 1000 * took)
 
-    def cost_ms(self, what: str) -> float:
+    def cost_ms(self, step: str) -> float:
         """CPU milliseconds that one item cost."""
-        return 1000 * self.cpu_s[what] / max(1, self.items[what])
+        return 1000 * self.cpu_s[step] / max(1, self.items[step])
 
 
 class GrowingRun:
@@ -204,13 +204,13 @@ class GrowingRun:
             if record.life.state == "leased":
                 self.core.rollouts.hold(record, self.core.state.workers["init"], "init")
 
-    def cancel(self, what: str, rollouts: int) -> None:
+    def cancel(self, step: str, rollouts: int) -> None:
         """So many; the store decides what has ended meanwhile."""
         run, before = self.run, self.run.counts["cancelled"]
-        with self.meter(what, rollouts):
+        with self.meter(step, rollouts):
             self.core.cancel_run(run)
         while run.counts["cancelled"] - before < rollouts:
-            with self.meter(what, 0):
+            with self.meter(step, 0):
                 self.core.grants.prune()
             self.write(CHUNK)
             ended = [g.group_id for g in run.groups.values() if not g.members.pending]
@@ -218,13 +218,13 @@ class GrowingRun:
             for group_id in ended:
                 run.groups.pop(group_id, None)
 
-    def restart(self, what: str) -> None:
-        with self.meter(what, 1):
+    def restart(self, step: str) -> None:
+        with self.meter(step, 1):
             self.core = self._start()
 
-    def snapshot(self, what: str) -> None:
+    def snapshot(self, step: str) -> None:
         """Reads what a new store is sent, without the tasks that it does not have."""
-        with self.meter(what, 1):
+        with self.meter(step, 1):
             run_news(self.log, self.run)
             read_page(self.log, self.run.outbox.end)
 
@@ -369,13 +369,13 @@ def _memory() -> Iterator[Figure]:
             grown.core.pump(MEMORY)
             grown.write(MEMORY)
         grown.log.close()
-    for what, growth, note in (
+    for name, growth, note in (
         ("pooled", pooled, ""),
         ("open", leased, ""),
         ("finished", finished, "bar: 0"),
     ):
-        what = f"memory of one more {what} rollout"
-        yield Figure(what=what, value=growth[0] / MEMORY, unit="B", note=note)
+        name = f"memory of one more {name} rollout"
+        yield Figure(name=name, value=growth[0] / MEMORY, unit="B", note=note)
 
 
 @contextmanager
@@ -398,20 +398,20 @@ def _figures(sizes: list[Size]) -> Iterator[Figure]:
         serving = [w for w in meter.items if w != "transaction" and not w.startswith("restart")]
         slowest = max(serving, key=meter.longest_ms.__getitem__)
         yield Figure(
-            what=f"longest step at {size.size:,}",
+            name=f"longest step at {size.size:,}",
             value=meter.longest_ms[slowest],
             unit="ms",
             note=f"{slowest}; bar: at most 50",
         )
-        for what in meter.items:
-            cost = meter.cost_ms(what)
+        for step in meter.items:
+            cost = meter.cost_ms(step)
             yield Figure(
-                what=f"{what} at {size.size:,}",
+                name=f"{step} at {size.size:,}",
                 value=cost,
                 unit="ms",
-                cpu_s=meter.cpu_s[what],
-                ratio=first.setdefault(what, cost) / cost if cost else None,
-                note=f"longest step {meter.longest_ms[what]:.1f} ms",
+                cpu_s=meter.cpu_s[step],
+                ratio=first.setdefault(step, cost) / cost if cost else None,
+                note=f"longest step {meter.longest_ms[step]:.1f} ms",
             )
 
 
@@ -454,7 +454,7 @@ def _stores(sizes: Iterable[int]) -> Iterator[Figure]:
     first = min(next(iter(costs.values())))
     for size, cost in costs.items():
         yield Figure(
-            what=f"restart of the store at {size:,}",
+            name=f"restart of the store at {size:,}",
             value=min(cost),
             unit="ms",
             repeats=tuple(cost),

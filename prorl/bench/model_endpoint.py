@@ -48,7 +48,7 @@ async def run(quick: bool) -> Report:
     total_s = after["cpu_s"] - before["cpu_s"]
     cost_ms = total_s / (rollouts * calls) * 1e3
     mine = Figure(
-        what="cpu_ms_per_call",
+        name="cpu_ms_per_call",
         value=cost_ms,
         unit="ms",
         cpu_s=total_s,
@@ -56,7 +56,7 @@ async def run(quick: bool) -> Report:
     )
     share = (after["continued_calls"] - before["continued_calls"]) / (rollouts * calls)
     note = f"best possible: {1 - 1 / calls:.3f}"
-    bridged = Figure(what="bridged_share", value=share, unit="", note=note)
+    bridged = Figure(name="bridged_share", value=share, unit="", note=note)
     return Report(bench="model_endpoint", rows=(mine, bridged))
 
 

@@ -139,7 +139,7 @@ def _burst_rows(bursts: list[Burst], count: int, memory_mib: float) -> list[Figu
     return [
         median("rollouts_per_s", rates, "1/s", cpu_s=total),
         median("cpu_ms_per_rollout", costs, "ms", cpu_s=total, note="bar: at most 2"),
-        Figure(what="rss_mb_total", value=megabytes, unit="MB", note=note),
+        Figure(name="rss_mb_total", value=megabytes, unit="MB", note=note),
     ]
 
 
@@ -152,11 +152,11 @@ async def _handoffs(client: Client, trace_dir: Path, rate: float, length_s: floa
 
 def _handoff(edge: str, seconds: Iterable[float], rate: float) -> Figure:
     times = tuple(1e3 * duration_s for duration_s in seconds)
-    what = f"handoff_p50_ms.{edge}"
+    name = f"handoff_p50_ms.{edge}"
     if not times:
-        return Figure(what=what, value=float("nan"), unit="ms", note="no row was traced")
+        return Figure(name=name, value=float("nan"), unit="ms", note="no row was traced")
     note = f"{len(times)} rows at {rate:.0f}/s; bar: at most 1"
-    return replace(median(what, times, "ms", note=note), repeats=times[:200])
+    return replace(median(name, times, "ms", note=note), repeats=times[:200])
 
 
 def _paced(client: Client, name: str, rate: float, length_s: float) -> None:
@@ -180,8 +180,8 @@ def _first_lease() -> float:
     with tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder:
         tasks, root = Path(folder) / "tasks.jsonl", Path(folder) / "root"
         tasks.write_text('{"task_id": "1", "env": "noop", "prompt": "do nothing"}\n')
-        what = ["--tasks", str(tasks), "--policy", "noop", "--name", "first", "--quiet"]
-        argv = [sys.executable, "-m", "prorl.cli", "run", *what, "--root", str(root)]
+        options = ["--tasks", str(tasks), "--policy", "noop", "--name", "first", "--quiet"]
+        argv = [sys.executable, "-m", "prorl.cli", "run", *options, "--root", str(root)]
         start = time.perf_counter()
         process = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
         try:
@@ -250,7 +250,7 @@ async def _accepted(length_s: float) -> Figure:
     ours, bare = (statistics.quantiles(times, n=100)[98] for times in (accepted_ms, bare_ms))
     bar = 3 * bare + 5.0
     row = Figure(
-        what="accept_p99_ms",
+        name="accept_p99_ms",
         value=ours,
         unit="ms",
         repeats=tuple(round(value, 3) for value in accepted_ms),

@@ -70,14 +70,14 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 async def _row(
-    what: str, host: UnixSandboxHost, num_boxes: int, head: str, each: int, units: int
+    name: str, host: UnixSandboxHost, num_boxes: int, head: str, each: int, units: int
 ) -> Figure:
     """CPU of the proxy, in fresh sandboxes, which all have their whole burst."""
     spec = SandboxSpec(network_mode="public")
     async with AsyncExitStack() as stack:
         boxes: list[ConnectedSandbox] = []
         for number in range(num_boxes):
-            ref = await host.start(f"bench/{what}-{number}/1", "run", spec)
+            ref = await host.start(f"bench/{name}-{number}/1", "run", spec)
             stack.push_async_callback(host.stop, ref)
             boxes.append(await stack.enter_async_context(host.connect(ref)))
         pid = int((await host.status())["proxy_pid"])
@@ -88,5 +88,5 @@ async def _row(
         cpu_s = procfs.cpu_s(pid) - before_s
     value = cpu_s * 1e3 / units
     note = f"{units} by {num_boxes} sandboxes"
-    note += f"; {verdict(value, BAR_MS)}" if what == "cpu_ms_per_tunnel" else ""
-    return Figure(what=what, value=value, unit="ms", cpu_s=cpu_s, note=note)
+    note += f"; {verdict(value, BAR_MS)}" if name == "cpu_ms_per_tunnel" else ""
+    return Figure(name=name, value=value, unit="ms", cpu_s=cpu_s, note=note)

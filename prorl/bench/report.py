@@ -1,6 +1,6 @@
 """The report of a benchmark: rows of figures with their rivals, as text and as JSON.
 
-The JSON is `{"bench", "machine", "rows": [{"what", "value", "unit", "repeats", "cpu_s", "rival",
+The JSON is `{"bench", "machine", "rows": [{"name", "value", "unit", "repeats", "cpu_s", "rival",
 "rival_value", "rival_command", "ratio"}]}`, plus `note` on rows that have one (a rival that is not
 installed, a bar that was missed). `ratio` is how many times better we are than the rival: above 1
 we win, whichever direction is better for the unit. Nothing here measures anything.
@@ -21,7 +21,7 @@ from prorl.types import Json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    what: str
+    name: str
     """Stable name, e.g. `handoff_p50_ms`."""
     value: float
     unit: str
@@ -74,7 +74,7 @@ class Report:
 def cells(row: Figure) -> dict[str, str]:
     """A row's text by column, empty where there is nothing to say."""
     return {
-        "what": row.what,
+        "name": row.name,
         "value": number(row.value),
         "unit": row.unit,
         "min..max": spread(row.repeats),
@@ -86,7 +86,7 @@ def cells(row: Figure) -> dict[str, str]:
 
 
 def median(
-    what: str, values: Sequence[float], unit: str, *, cpu_s: float = 0.0, note: str = ""
+    name: str, values: Sequence[float], unit: str, *, cpu_s: float = 0.0, note: str = ""
 ) -> Figure:
     """Row of the median of at least one raw value.
 
@@ -94,7 +94,7 @@ def median(
     2.0
     """
     return Figure(
-        what=what,
+        name=name,
         value=statistics.median(values),
         unit=unit,
         repeats=tuple(values),

@@ -61,7 +61,7 @@ async def run(quick: bool) -> Report:
         else:
             rows.append(
                 Figure(
-                    what=f"cold_start_p50_ms.{kind}",
+                    name=f"cold_start_p50_ms.{kind}",
                     value=float("nan"),
                     unit="ms",
                     note=probe.reason,
@@ -135,7 +135,7 @@ async def _cpu(host: UnixSandboxHost, kind: str, meter: CpuMeter, count: int) ->
     note = f"by {meter.source}" + (
         f"; {verdict(value, CPU_BAR_MS)}" if kind == kinds.lightest() else ""
     )
-    return Figure(what=f"cpu_ms_per_life.{kind}", value=value, unit="ms", cpu_s=used_s, note=note)
+    return Figure(name=f"cpu_ms_per_life.{kind}", value=value, unit="ms", cpu_s=used_s, note=note)
 
 
 async def _warm(host: UnixSandboxHost, kind: str, count: int) -> Figure:
@@ -172,7 +172,7 @@ async def _flat(
     drift, note = last / first, verdict(last / first, DRIFT_BAR)
     return [
         _leftovers(kind, before, after, cycles),
-        Figure(what=f"drift.{kind}", value=drift, unit="x", note=note),
+        Figure(name=f"drift.{kind}", value=drift, unit="x", note=note),
     ]
 
 
@@ -180,7 +180,7 @@ def _leftovers(kind: str, before: dict[str, int], after: dict[str, int], cycles:
     grown = {name: after[name] - before[name] for name in before if after[name] != before[name]}
     note = f"after {cycles} cycles: {grown or 'exactly flat'} ({', '.join(before)})"
     value = float(sum(map(abs, grown.values())))
-    return Figure(what=f"leftovers.{kind}", value=value, unit="", note=note)
+    return Figure(name=f"leftovers.{kind}", value=value, unit="", note=note)
 
 
 async def _settled(count: Callable[[], dict[str, int]]) -> dict[str, int]:
@@ -207,7 +207,7 @@ async def _idle(host: UnixSandboxHost, pid: int, kind: str, count: int) -> Figur
     added_mb = pss_mb(pid) - before_mb
     await asyncio.gather(*(host.stop(ref) for ref in refs))
     return Figure(
-        what=f"idle_{count}_pss_mb.{kind}",
+        name=f"idle_{count}_pss_mb.{kind}",
         value=added_mb,
         unit="MB",
         note=f"{added_mb / count:.2f} each",
@@ -225,5 +225,5 @@ def _timed_ms(work: Callable[[], object]) -> float:
     return (time.perf_counter() - begin) * 1e3
 
 
-def _barred(what: str, values: list[float], bar: float) -> Figure:
-    return median(what, values, "ms", note=verdict(statistics.median(values), bar))
+def _barred(name: str, values: list[float], bar: float) -> Figure:
+    return median(name, values, "ms", note=verdict(statistics.median(values), bar))

@@ -73,9 +73,9 @@ async def run(quick: bool) -> Report:
     slope, rest = np.polyfit([point.nodes for point in points], shares, 1)
     node_share, base_share, last = max(0.0, float(slope)), max(0.0, float(rest)), points[-1]
     rows += [
-        Figure(what="node_share", value=1000 * node_share, unit="ms CPU/s of gateway"),
-        Figure(what="full_gateway", value=1000 * last.full_gateway_s, unit="ms CPU/rollout"),
-        Figure(what="full_store", value=1000 * last.full_store_s, unit="ms CPU/rollout"),
+        Figure(name="node_share", value=1000 * node_share, unit="ms CPU/s of gateway"),
+        Figure(name="full_gateway", value=1000 * last.full_gateway_s, unit="ms CPU/rollout"),
+        Figure(name="full_store", value=1000 * last.full_store_s, unit="ms CPU/rollout"),
     ]
     nodes_share = base_share + DAY_NODES * node_share
     rows += day(last.full_gateway_s, nodes_share, DAY_IN_HAND * (2 if quick else 20))
@@ -201,11 +201,11 @@ def _work(client: Client, name: str, num: int, waits: tuple[float, ...]) -> floa
     return float(view["finished_at"] - view["started_at"])
 
 
-def _until(holds: Any, what: str, look_s: float = 0.2) -> None:
+def _until(holds: Any, condition: str, look_s: float = 0.2) -> None:
     end = time.monotonic() + PATIENCE_S
     while not holds():
         if time.monotonic() > end:
-            raise UnavailableError(f"not there within {PATIENCE_S:g} s: {what}")
+            raise UnavailableError(f"not there within {PATIENCE_S:g} s: {condition}")
         time.sleep(look_s)
 
 
@@ -257,12 +257,12 @@ def day(gateway_s: float, nodes_share: float, lived: int) -> list[Figure]:
     note = f"{rate:.1f} a second; heartbeats of {DAY_NODES} nodes are {nodes_share:.1%} of it"
     longest = max(meter.longest_ms.items(), key=lambda entry: entry[1])
     return [
-        Figure(what="day.gateway", value=busy, unit="of a core", note=note),
-        Figure(what="day.mind_and_log", value=1e3 * mind_s, unit="ms CPU/rollout"),
-        Figure(what="day.longest_step", value=longest[1], unit="ms", note=longest[0]),
-        Figure(what="day.log", value=log_bytes / lived * DAY_ROLLOUTS / 1e9, unit="GB/day"),
+        Figure(name="day.gateway", value=busy, unit="of a core", note=note),
+        Figure(name="day.mind_and_log", value=1e3 * mind_s, unit="ms CPU/rollout"),
+        Figure(name="day.longest_step", value=longest[1], unit="ms", note=longest[0]),
+        Figure(name="day.log", value=log_bytes / lived * DAY_ROLLOUTS / 1e9, unit="GB/day"),
         Figure(
-            what="day.saturates_at",
+            name="day.saturates_at",
             value=full * DAY_S / 1e6,
             unit="M rollouts/day",
             note=f"{full:.0f} a second; then several gateways, each with runs of its own",
@@ -276,14 +276,14 @@ def _rows(point: Measured, single: Measured) -> list[Figure]:
     efficiency, more = point.worked / single.worked, f"{point.gateway_s / single.gateway_s:.2f}"
     others = "of all cores, with others' work"
     return [
-        Figure(what=f"worked.{nodes}", value=point.worked, unit="of the slots' time"),
-        Figure(what=f"rollouts_per_s.{nodes}", value=rate, unit="1/s"),
-        Figure(what=f"efficiency.{nodes}", value=efficiency, unit="of ideal"),
+        Figure(name=f"worked.{nodes}", value=point.worked, unit="of the slots' time"),
+        Figure(name=f"rollouts_per_s.{nodes}", value=rate, unit="1/s"),
+        Figure(name=f"efficiency.{nodes}", value=efficiency, unit="of ideal"),
         Figure(
-            what=f"gateway_ms.{nodes}",
+            name=f"gateway_ms.{nodes}",
             value=gateway_ms,
             unit="ms CPU/rollout",
             note=f"{more} of one node's",
         ),
-        Figure(what=f"machine.{nodes}", value=point.machine_share, unit=others),
+        Figure(name=f"machine.{nodes}", value=point.machine_share, unit=others),
     ]

@@ -56,8 +56,8 @@ def _format(folder: Path, rollouts: int, tokens: int) -> list[Figure]:
     packed = pa.Codec("zstd", LEVEL).compress(lines)
     scan, theirs = partial(_scan, run), partial(_scan_lines, packed, len(lines))
     assert scan() == theirs()
-    size = Figure(what="bytes_per_token", value=ours / total, unit="B")
-    speed = Figure(what="scan_tokens_per_cpu_s", value=total / _cpu(scan), unit="tokens/s")
+    size = Figure(name="bytes_per_token", value=ours / total, unit="B")
+    speed = Figure(name="scan_tokens_per_cpu_s", value=total / _cpu(scan), unit="tokens/s")
     name, same = f"JSON lines, zstd level {LEVEL}", "the same rows, the same run"
     pair = (
         size.beside(name, len(packed) / total, same),

@@ -179,7 +179,7 @@ def rows(by_path: dict[str, Rounds]) -> list[Figure]:
 
     note = "growth of the consumer's resident size over all rounds"
     return figures + [
-        Figure(what=f"peak_memory_{name}", value=rounds[-1]["peak_mib"], unit="MiB", note=note)
+        Figure(name=f"peak_memory_{name}", value=rounds[-1]["peak_mib"], unit="MiB", note=note)
         for name, rounds in by_path.items()
         if name != "first_batch"
     ]
@@ -189,9 +189,9 @@ def _middle(rounds: Rounds, key: str) -> float:
     return float(statistics.median(round_[key] for round_ in rounds))
 
 
-def _speed(what: str, ours: Rounds, size: float, note: str) -> Figure:
+def _speed(name: str, ours: Rounds, size: float, note: str) -> Figure:
     return Figure(
-        what=what,
+        name=name,
         value=size / _middle(ours, "seconds") / 1e9,
         unit="GB/s",
         repeats=tuple(size / round_["seconds"] / 1e9 for round_ in ours),
@@ -200,9 +200,9 @@ def _speed(what: str, ours: Rounds, size: float, note: str) -> Figure:
     )
 
 
-def _time(what: str, ours: Rounds, note: str) -> Figure:
+def _time(name: str, ours: Rounds, note: str) -> Figure:
     times_ms = [round_["seconds"] * 1e3 for round_ in ours]
-    return median(what, times_ms, "ms", cpu_s=_middle(ours, "cpu_s"), note=note)
+    return median(name, times_ms, "ms", cpu_s=_middle(ours, "cpu_s"), note=note)
 
 
 MAX_BYTES = 2 << 30

@@ -48,7 +48,7 @@ async def run(quick: bool) -> Report:
     echo, note = uds_echo(repeats), "JSON there and back between two processes"
     rows = [
         _lean(median("uds_echo_p50_ms", echo, "ms", note=f"{note}: the floor of any call")),
-        Figure(what="uds_echo_p99_ms", value=_p99(echo), unit="ms"),
+        Figure(name="uds_echo_p99_ms", value=_p99(echo), unit="ms"),
     ]
     order = kinds.names()
     works = {kind: await probe_kind(kind) for kind in order}
@@ -61,7 +61,7 @@ async def run(quick: bool) -> Report:
         ):
             times = await _times(lambda: sandbox.call("bash", {"command": "true"}, 10.0), repeats)
             true = _with_bar(f"bash_true_p50_ms.{kind}", times, BASH_BAR_MS)
-            rows += [true, Figure(what=f"bash_true_p99_ms.{kind}", value=_p99(times), unit="ms")]
+            rows += [true, Figure(name=f"bash_true_p99_ms.{kind}", value=_p99(times), unit="ms")]
             if kind == able[0] or not quick:
                 rows += await _interpreters(kind, sandbox, repeats)
         ours_ms = true.value if kind == able[0] else ours_ms
@@ -78,7 +78,7 @@ async def run(quick: bool) -> Report:
 ROLLOUTS, ACTIONS = 1_000_000, 150
 
 
-def worker_hours(what: str, call_ms: float, start_ms: float) -> Figure:
+def worker_hours(name: str, call_ms: float, start_ms: float) -> Figure:
     """Returns what a million rollouts wait for their substrate: no model, and commands that do
     nothing.
 
@@ -91,7 +91,7 @@ def worker_hours(what: str, call_ms: float, start_ms: float) -> Figure:
         f"{calls_h:.0f} in calls of {call_ms:.3g} ms, {starts_h:.0f} in starts of {start_ms:.3g} ms"
     )
     value = round(calls_h + starts_h, 2)
-    return Figure(what=f"worker_hours.{what}", value=value, unit="h/1M x 150", note=note)
+    return Figure(name=f"worker_hours.{name}", value=value, unit="h/1M x 150", note=note)
 
 
 async def _start_ms(kind: str, repeats: int) -> float:
@@ -107,21 +107,21 @@ async def _start_ms(kind: str, repeats: int) -> float:
     return statistics.median(times_ms[1:])
 
 
-def _absent(what: str, why: str) -> Figure:
+def _absent(name: str, why: str) -> Figure:
     """A row without a value, which says why it has none."""
-    return Figure(what=what, value=float("nan"), unit="ms", note=why)
+    return Figure(name=name, value=float("nan"), unit="ms", note=why)
 
 
 async def _interpreters(kind: str, sandbox: Sandbox, repeats: int) -> list[Figure]:
     rows = []
     for tool, name, bar_ms in INTERPRETERS:
-        what = f"{name}_p50_ms.{kind}"
+        row_name = f"{name}_p50_ms.{kind}"
         first = await sandbox.call(tool, {"code": "1+1"}, 60.0)
         if first.exit_code != 0:
-            rows.append(_absent(what, first.output.strip()[-80:]))
+            rows.append(_absent(row_name, first.output.strip()[-80:]))
             continue
         times = await _times(lambda tool=tool: sandbox.call(tool, {"code": "1+1"}, 10.0), repeats)  # type: ignore[misc]
-        rows.append(_with_bar(what, times, bar_ms))
+        rows.append(_with_bar(row_name, times, bar_ms))
     return rows
 
 
@@ -138,8 +138,8 @@ async def _reliability(kind: str, count: int) -> list[Figure]:
                 command = f"head -c {size} /dev/zero | tr '\\0' x; echo end{number}"
                 done = await sandbox.call("bash", {"command": command}, 30.0)
                 bad += done.output != "x" * size + f"end{number}\n"
-    what, note = f"outputs_lost_or_cut.{kind}", verdict(bad, 0)
-    return [Figure(what=what, value=bad, unit=f"of {count}", note=note)]
+    row_name, note = f"outputs_lost_or_cut.{kind}", verdict(bad, 0)
+    return [Figure(name=row_name, value=bad, unit=f"of {count}", note=note)]
 
 
 @contextmanager
@@ -175,23 +175,23 @@ async def _rivals(quick: bool, ours_ms: float) -> list[Figure]:
         ("docker_exec", rivals.docker_exec(5 if quick else 30), 40.0, DOCKER),
     ]
     rows = [
-        rival(f"{what}_p50_ms", took.calls_ms if took else None, bar, ours_ms, absent)
-        for what, took, bar, absent in measured
+        rival(f"{name}_p50_ms", took.calls_ms if took else None, bar, ours_ms, absent)
+        for name, took, bar, absent in measured
     ]
     return rows + [
-        worker_hours(what, statistics.median(took.calls_ms), took.start_ms)
-        for what, took, _, _ in measured
+        worker_hours(name, statistics.median(took.calls_ms), took.start_ms)
+        for name, took, _, _ in measured
         if took is not None
     ]
 
 
-def rival(what: str, values: list[float] | None, bar: float, ours_ms: float, absent: str) -> Figure:
+def rival(name: str, values: list[float] | None, bar: float, ours_ms: float, absent: str) -> Figure:
     """A rival's row; one without figures says why it has none."""
     if values is None:
-        return _absent(what, f"not installed: {absent}")
+        return _absent(name, f"not installed: {absent}")
     ratio = statistics.median(values) / ours_ms
     note = f"ours is {ratio:.0f}x faster; bar {bar:g}x: {'met' if ratio >= bar else 'missed'}"
-    row = median(what, values, "ms", note=note)
+    row = median(name, values, "ms", note=note)
     return row.beside("bash_true_p50_ms", ours_ms, "prorl bench tools --json", more_is_better=True)
 
 
@@ -209,8 +209,8 @@ def _p99(values: list[float]) -> float:
     return sorted(values)[int(len(values) * 0.99)]
 
 
-def _with_bar(what: str, values: list[float], bar_ms: float) -> Figure:
-    return _lean(median(what, values, "ms", note=verdict(statistics.median(values), bar_ms)))
+def _with_bar(name: str, values: list[float], bar_ms: float) -> Figure:
+    return _lean(median(name, values, "ms", note=verdict(statistics.median(values), bar_ms)))
 
 
 def _lean(row: Figure) -> Figure:

@@ -49,7 +49,7 @@ async def dry_run(plan: JobPlan) -> int:
         *(("images", line) for line in _images(plan)),
         *(("memory", line) for line in _memory(Path(spec.model), plan)),
     ]
-    table(("what", "found"), rows)
+    table(("checked", "result"), rows)
     say(f"nothing was started; without --dry-run this is run {plan.run.run_id}")
     return 0
 

@@ -29,14 +29,14 @@ LONE_FIX = "give the namespace a range of uids (/etc/subuid), or run outside it 
 class ProbeOutcome(NamedTuple):
     level: str
     """ok, warn or fail."""
-    what: str
+    subject: str
     detail: str
     fix: str = ""
 
     @classmethod
-    def warning(cls, what: str, detail: str, fix: str, *, bad: bool) -> ProbeOutcome:
+    def warning(cls, subject: str, detail: str, fix: str, *, bad: bool) -> ProbeOutcome:
         """A warning with its fix where something is bad; else all is well."""
-        return cls("warn", what, detail, fix) if bad else cls("ok", what, detail)
+        return cls("warn", subject, detail, fix) if bad else cls("ok", subject, detail)
 
 
 def probes(root: Path) -> Iterator[ProbeOutcome]:

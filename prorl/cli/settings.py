@@ -56,9 +56,9 @@ TAKES = (
 """What `--policy` takes, in words."""
 
 _SCRIPTS = ", ".join(
-    f"{policy} ({what})"
+    f"{policy} ({meaning})"
     for scheme in CATALOGUE.values()
-    for policy, what in scheme.policies.items()
+    for policy, meaning in scheme.policies.items()
 )
 
 FAULTS = "error=0.1&nan=0.05&delay_s=0.02"

@@ -51,8 +51,8 @@ group by all order by n desc, a.failure_code
 """Attempts that ended before a later one of their rollout; `rollouts` has the last one alone."""
 
 TIMINGS = " union all ".join(
-    f"select '{name}' as what, quantile_cont({name}_s, 0.5) as p50_s, quantile_cont({name}_s, 0.95)"
-    f" as p95_s, sum({name}_s) as sum_s from rollouts"
+    f"select '{name}' as stage, quantile_cont({name}_s, 0.5) as p50_s,"
+    f" quantile_cont({name}_s, 0.95) as p95_s, sum({name}_s) as sum_s from rollouts"
     for name in ("queue", "init", "run", "llm", "tool", "eval")
 )
 
@@ -75,8 +75,7 @@ def summarise(directory: str | Path) -> dict[str, Json]:
         **totals,
         "states": {row["status"]: row["n"] for row in states},
         "failures": failures,
-        "retried": retried,
-        "timings": {row.pop("what"): row for row in timings},
+        "timings": {row.pop("stage"): row for row in timings},
         "groups_decided": decisions,
         "bytes": sum(file.bytes for commit in stored.commits for file in commit.files),
     }
@@ -100,13 +99,8 @@ def lines(summary: dict[str, Json]) -> Iterator[str]:
     states = " · ".join(f"{state} {n:,}" for state, n in summary["states"].items())
     yield f"  states    {states or 'none'}"
     for row in summary["failures"]:
-        what = f"{row['failure_class']}/{row['failure_code']} {row['n']:,}"
-        yield f"  failure   {what}: {shortened(clean(row['example']), 300)}"
-    for row in summary["retried"]:
-        what = f"{row['failure_class']}/{row['failure_code']} {row['n']:,}"
-        root = root_option(Path(summary["directory"]).parent)
-        example = f"prorl show {summary['run']} --rollout {row['first_rollout']}{root}"
-        yield f"  retried   {what}: `{example}` says why and where"
+        failure = f"{row['failure_class']}/{row['failure_code']} {row['n']:,}"
+        yield f"  failure   {failure}: {shortened(clean(row['example']), 300)}"
     # Rollouts whose policy was not done when a budget ended.
     for many, settings in (
         (summary["cut_by_tokens"], "sampling.max_tokens, limits.max_tokens"),
@@ -119,8 +113,8 @@ def lines(summary: dict[str, Json]) -> Iterator[str]:
     if summary["continued_calls"] + summary["rendered_calls"]:
         yield f"  endpoint  {_endpoint_words(summary)}"
     timings = (
-        f"{what} {row['p50_s'] or 0:.2f}/{row['p95_s'] or 0:.2f}"
-        for what, row in summary["timings"].items()
+        f"{stage} {row['p50_s'] or 0:.2f}/{row['p95_s'] or 0:.2f}"
+        for stage, row in summary["timings"].items()
     )
     yield "  seconds   p50/p95: " + " · ".join(timings)
     look = "--worst" if summary["valid"] else "--failed"

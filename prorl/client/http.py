@@ -161,8 +161,8 @@ class Http:
             )
         return response.status, response.data
 
-    def _refuse(self, status: int, answer: bytes, what: str) -> NoReturn:
-        detail = _detail(answer) or f"{what}: HTTP {status}"
+    def _refuse(self, status: int, answer: bytes, resource: str) -> NoReturn:
+        detail = _detail(answer) or f"{resource}: HTTP {status}"
         if status == 403:
             raise ForbiddenError(detail)
         if status == 401:

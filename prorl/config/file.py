@@ -37,9 +37,9 @@ def load_file(path: Path) -> dict[str, Json]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        what = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(f"config file {path}{line}: {what}", "valid YAML") from None
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"config file {path}{line}: {problem}", "valid YAML") from None
     if not isinstance(values, dict):
-        what = "is empty" if values is None else f"holds {type(values).__name__}"
-        raise ConfigError(f"config file {path} {what}", "a mapping of settings")
+        problem = "is empty" if values is None else f"holds {type(values).__name__}"
+        raise ConfigError(f"config file {path} {problem}", "a mapping of settings")
     return values

@@ -72,9 +72,9 @@ async def service(config: ServiceConfig, network: FlightNetwork) -> AsyncIterato
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _endless(work: asyncio.Task[None], what: str) -> None:
+async def _endless(work: asyncio.Task[None], name: str) -> None:
     await asyncio.shield(work)
-    raise UnavailableError(f"{what} has ended")
+    raise UnavailableError(f"{name} has ended")
 
 
 async def _leaves(chain: Chain) -> None:

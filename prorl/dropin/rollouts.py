@@ -342,8 +342,8 @@ async def body_of(
     except orjson.JSONDecodeError as error:
         raise UserError(f"the body is no JSON: {error}", "a JSON object") from None
     if not isinstance(body, dict) or (lacking := [key for key in needs if key not in body]):
-        what = f"no {', '.join(lacking)}" if isinstance(body, dict) else type(body).__name__
-        raise UserError(f"a body with {what}", f"an object with {', '.join(needs)}")
+        problem = f"no {', '.join(lacking)}" if isinstance(body, dict) else type(body).__name__
+        raise UserError(f"a body with {problem}", f"an object with {', '.join(needs)}")
     optional = {key: kind for key, kind in (may or {}).items() if body.get(key) is not None}
     for key, kind in {**needs, **optional}.items():
         if not isinstance(body[key], kind):

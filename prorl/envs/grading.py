@@ -30,13 +30,13 @@ async def ask(
         async with asyncio.timeout(deadline.remaining_s):
             helpers = await pool(program)
             try:
-                return await helpers.ask(question, what="the answer"), ""
+                return await helpers.ask(question, label="the answer"), ""
             except (HelperError, ProrlError) as error:
                 is_ours = isinstance(error, Died) and error.was_killed
                 if is_ours or str(error).startswith("ModuleNotFoundError"):
                     raise
                 why = str(error)
-            await helpers.ask(alone, what="the reference alone")
+            await helpers.ask(alone, label="the reference alone")
     return None, why
 
 

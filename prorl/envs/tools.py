@@ -115,10 +115,10 @@ def field_error(task: Task, problem: str, expected: str = "", hint: str = "") ->
     return TaskError(f"task {task.task_id!r}: {problem}"[:300], expected, hint)
 
 
-def cut_short(what: str) -> GraderError:
-    """The error of a grader that EVAL's own time ended before the task's limit for `what`."""
+def cut_short(part: str) -> GraderError:
+    """The error of a grader that EVAL's own time ended before the task's limit for `part`."""
     return GraderError(
-        FailureCode.GRADER_ERROR, f"too little of EVAL's time was left for the {what}"
+        FailureCode.GRADER_ERROR, f"too little of EVAL's time was left for the {part}"
     )
 
 

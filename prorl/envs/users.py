@@ -236,11 +236,11 @@ class _EnvHelpers:
     ) -> Any:
         """Returns what a hook gives, checked. Raises TaskError and RolloutError."""
         name = self.task.env
-        what = name if hook in FIRST else f"{name.rpartition('/')[2]}.{hook}"
+        label = name if hook in FIRST else f"{name.rpartition('/')[2]}.{hook}"
         try:
             reply = await (await pool(self.program)).ask(
                 (hook, self.task, arguments, sandbox.ref if sandbox is not None else None),
-                what=what,
+                label=label,
                 wall_s=max(wall_s, 0.1),
                 again=again,
                 strict=hook in STRICT_HOOKS,
@@ -251,20 +251,20 @@ class _EnvHelpers:
             raise
         except RolloutError as error:  # its code has crossed as a text
             if error.code not in FailureCode.__members__.values():
-                raise _fault(hook, f"{what}: {error}") from None
+                raise _fault(hook, f"{label}: {error}") from None
             if isinstance(error, GraderError):
                 raise GraderError(FailureCode(error.code), error.message, error.log) from None
             raise RolloutError(FailureCode(error.code), error.message) from None
         except Raised as error:
-            raise _fault(hook, f"{what}: {error}", error.trace) from None
+            raise _fault(hook, f"{label}: {error}", error.trace) from None
         except ProrlError as error:
-            raise _fault(hook, f"{what}: {error}") from None
+            raise _fault(hook, f"{label}: {error}") from None
         except (Late, Died) as error:
             if (isinstance(error, Died) and error.was_killed) or error.waits_for_us:
                 raise RolloutError(FailureCode.STAGE_ERROR, str(error)) from None
             raise _fault(hook, str(error)) from None
         except msgspec.ValidationError as error:
-            text = f"{what} gave what it should not: {error}"
+            text = f"{label} gave what it should not: {error}"
             if hook in FIRST:
                 raise TaskError(text) from None
             raise RolloutError(FailureCode.BAD_TASK, text) from None

@@ -214,7 +214,7 @@ class RpcServer(fl.FlightServerBase):  # type: ignore[misc]
     def _check(
         self,
         context: fl.ServerCallContext,
-        what: str,
+        action: str,
         body: bytes | None = b"",
         named: NamedRun = named_run,
     ) -> Caller:
@@ -225,10 +225,10 @@ class RpcServer(fl.FlightServerBase):  # type: ignore[misc]
         caller = Caller("")
         if self._secure:
             caller = Caller.of(context.peer_identity().decode(errors="replace"))
-            check_flight(caller.role, what)
+            check_flight(caller.role, action)
         if self._by_token:
             grant = context.get_middleware(BEARER).grant
-            check_flight(grant.role or None, what)
+            check_flight(grant.role or None, action)
             if grant.runs and body is not None:
                 grant.check_run(named(body))
             if not self._secure:

@@ -90,12 +90,12 @@ class _JsonMessage(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self)
 
     @classmethod
-    def _read(cls, data: bytes, what: str, hint: str = "") -> Self:
+    def _read(cls, data: bytes, kind: str, hint: str = "") -> Self:
         """Raises UserError that says what is wrong with it."""
         try:
             return msgspec.json.decode(data, type=cls)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            text = f"{what} {data[:200].decode(errors='replace')}: {error}"
+            text = f"{kind} {data[:200].decode(errors='replace')}: {error}"
             expected = f"a JSON object with keys of {', '.join(cls.__struct_fields__)}"
             raise UserError(text, expected, hint) from None
 

@@ -24,7 +24,7 @@ class Mark(NamedTuple):
 
     at_s: float
     edge: str
-    what: str
+    event: str
     key: AttemptKey
 
 
@@ -34,12 +34,12 @@ def start(folder: Path, name: str) -> None:
     _file = (folder / name).open("a", buffering=1)
 
 
-def mark(edge: str, what: str, keys: Iterable[AttemptKey]) -> None:
+def mark(edge: str, event: str, keys: Iterable[AttemptKey]) -> None:
     """Notes that these rows are here now."""
     if _file is not None:
         now_ns = time.monotonic_ns()
         _file.writelines(
-            f"{now_ns} {edge} {what} {key.run_id} {key.rollout_id} {key.attempt}\n" for key in keys
+            f"{now_ns} {edge} {event} {key.run_id} {key.rollout_id} {key.attempt}\n" for key in keys
         )
 
 
@@ -47,19 +47,19 @@ def read(folder: Path, since_s: float) -> Iterator[Mark]:
     """Yields all processes' marks that are not older than `since_s` on the monotonic clock."""
     for path in sorted(folder.glob("*")):
         for line in path.read_text().splitlines():
-            at_ns, edge, what, run_id, rollout_id, attempt = line.split()
+            at_ns, edge, event, run_id, rollout_id, attempt = line.split()
             if int(at_ns) >= since_s * 1e9:
                 yield Mark(
-                    int(at_ns) / 1e9, edge, what, AttemptKey(run_id, int(rollout_id), int(attempt))
+                    int(at_ns) / 1e9, edge, event, AttemptKey(run_id, int(rollout_id), int(attempt))
                 )
 
 
 def handoffs(marks: Iterable[Mark], edge: str) -> list[float]:
     """Returns the seconds from offered to taken of every row that has both, in order of offer."""
     ours = sorted(mark for mark in marks if mark.edge == edge)
-    received_s = {mark.key: mark.at_s for mark in reversed(ours) if mark.what == RECEIVED}
+    received_s = {mark.key: mark.at_s for mark in reversed(ours) if mark.event == RECEIVED}
     return [
         received_s[mark.key] - mark.at_s
         for mark in ours
-        if mark.what == OFFERED and mark.key in received_s
+        if mark.event == OFFERED and mark.key in received_s
     ]

@@ -9,8 +9,8 @@ import os
 from importlib import import_module
 
 
-def named(what):
-    module, _, attribute = what.partition(":")
+def named(reference):
+    module, _, attribute = reference.partition(":")
     return getattr(import_module(module), attribute)
 
 

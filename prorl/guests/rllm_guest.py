@@ -14,8 +14,8 @@ with open(os.environ["PRORL_TASK"]) as file:
     task = json.load(file)
 
 
-def named(what):
-    module, _, attribute = what.partition(":")
+def named(reference):
+    module, _, attribute = reference.partition(":")
     return getattr(import_module(module), attribute)
 
 

@@ -28,7 +28,7 @@ log = logging.getLogger("prorl.helper")
 class _Limits(NamedTuple):
     """The limits of one question, whichever process answers it."""
 
-    what: str
+    label: str
     wall_s: float
     until: float | None
     """On the loop's clock, where whoever asks has a time-out of its own."""
@@ -78,7 +78,7 @@ class Helpers:
         self,
         question: Any,
         *,
-        what: str = "it",
+        label: str = "it",
         wall_s: float = 0.0,
         again: bool = True,
         strict: bool = False,
@@ -87,11 +87,11 @@ class Helpers:
     ) -> Any:
         """The answer; the time until a helper is free and ready does not count. Raises HelperError.
 
-        Of questions that wait the one of the lowest `rank` comes next, then the oldest. `what` is
+        Of questions that wait the one of the lowest `rank` comes next, then the oldest. `label` is
         asked, in words; `again`: it may be asked a second time, of a fresh process, when
         the first one ended, or raised after it had answered others; `strict`: as `Helper.ask`.
         """
-        limits = _Limits(what, wall_s, self._clock() + wall_s if strict else None, call_back, rank)
+        limits = _Limits(label, wall_s, self._clock() + wall_s if strict else None, call_back, rank)
         is_used = False
         try:
             helper = await self._next(limits, fresh=False)
@@ -110,7 +110,7 @@ class Helpers:
         try:
             return await helper.ask(
                 question,
-                what=limits.what,
+                label=limits.label,
                 wall_s=wall_s,
                 strict=is_strict,
                 call_back=limits.call_back,
@@ -144,7 +144,10 @@ class Helpers:
                 self._give(turn.helper.result())
             if isinstance(cause, asyncio.CancelledError):
                 raise
-            num, words = len(self._busy), f"{limits.what} waited {limits.wall_s:.3g} s for a helper"
+            num, words = (
+                len(self._busy),
+                f"{limits.label} waited {limits.wall_s:.3g} s for a helper",
+            )
             late = Late(f"{words}: {num} are at work")
             late.waits_for_us = True
             raise late from None

@@ -169,7 +169,7 @@ class Helper:
         self,
         question: Any,
         *,
-        what: str = "it",
+        label: str = "it",
         wall_s: float = 0.0,
         strict: bool = False,
         call_back: CallBack | None = None,
@@ -186,11 +186,11 @@ class Helper:
             self._writer.write(data)
         wall_s = wall_s or self._program.wall_s
         cpu_s = min(self._program.cpu_s or wall_s, wall_s if self._program.by_step else math.inf)
-        return await self._answer(what, wall_s, cpu_s, call_back, strict=strict)
+        return await self._answer(label, wall_s, cpu_s, call_back, strict=strict)
 
     async def _answer(
         self,
-        what: str,
+        label: str,
         wall_s: float,
         cpu_s: float,
         call_back: CallBack | None = None,
@@ -220,14 +220,14 @@ class Helper:
                 if answering.done():
                     break
                 if self._child.poll() is not None:
-                    raise await self._died(what)
+                    raise await self._died(label)
                 if waited_s >= limit_s - 1e-3 and not strict:
                     # a processor that others had is not its doing
                     limit_s = wall_s + self._starved_s() - began_starved_s
                 if waited_s >= limit_s - 1e-3:
-                    raise await self._late(f"{what} took longer than {wall_s:.3g} s")
+                    raise await self._late(f"{label} took longer than {wall_s:.3g} s")
                 if self._cpu_s() - began_cpu_s > cpu_s:
-                    raise await self._late(f"{what} took more than {cpu_s:g} s of processor time")
+                    raise await self._late(f"{label} took more than {cpu_s:g} s of processor time")
             kind, value = answering.result()
             is_whole = kind != "raised"
         except asyncio.CancelledError:
@@ -237,7 +237,7 @@ class Helper:
                 await self._interrupt(answering)
             raise
         except (EOFError, ConnectionError):
-            raise await self._died(what) from None
+            raise await self._died(label) from None
         finally:
             answering.cancel()
             if is_whole:
@@ -320,12 +320,12 @@ class Helper:
         self.end()
         return error
 
-    async def _died(self, what: str) -> Died:
+    async def _died(self, label: str) -> Died:
         until = self._clock() + FAULT_S
         while self._child.poll() is None and self._clock() < until:
             await asyncio.sleep(0.005)  # it hung up and is about to end, or lives on without us
         code = self._child.returncode
-        error = Died(f"{what} ended its process ({_exit_text(code)})", self._last_words())
+        error = Died(f"{label} ended its process ({_exit_text(code)})", self._last_words())
         error.was_killed = code in (-signal.SIGKILL, -signal.SIGTERM)
         self.end()
         return error

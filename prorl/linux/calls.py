@@ -62,10 +62,10 @@ _holding_gil = ctypes.PyDLL(None, use_errno=True)
 """The same library, called as `os.fork` calls it: the child must own the interpreter."""
 
 
-def _check(result: int, what: str) -> int:
+def _check(result: int, call: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{call}: {os.strerror(number)}")
     return result
 
 

@@ -52,8 +52,8 @@ FAULTS: Final = ("kill", "freeze", "error", "delay")
 
 
 class _Fault:
-    def __init__(self, what: str, at: int) -> None:
-        self.what, self.countdown = what, at
+    def __init__(self, kind: str, at: int) -> None:
+        self.kind, self.countdown = kind, at
 
 
 def parse(text: str) -> dict[str, _Fault]:
@@ -67,13 +67,13 @@ def parse(text: str) -> dict[str, _Fault]:
     faults = {}
     for part in filter(None, text.split(",")):
         name, _, rest = part.partition(":")
-        what, _, at = rest.partition("@")
-        if name not in FAILPOINTS or what not in FAULTS or not (at or "1").isdigit():
+        kind, _, at = rest.partition("@")
+        if name not in FAILPOINTS or kind not in FAULTS or not (at or "1").isdigit():
             raise ValueError(
                 f"{VARIABLE}: {part!r}; expected NAME:FAULT or NAME:FAULT@N with NAME of"
                 f" {', '.join(FAILPOINTS)} and FAULT of {', '.join(FAULTS)}"
             )
-        faults[name] = _Fault(what, int(at or 1))
+        faults[name] = _Fault(kind, int(at or 1))
     return faults
 
 
@@ -90,7 +90,7 @@ def failpoint(name: str) -> None:
         return
     fault.countdown -= 1
     if fault.countdown == 0:
-        match fault.what:
+        match fault.kind:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "freeze":

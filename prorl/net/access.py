@@ -75,11 +75,11 @@ OPEN = "/healthz"
 
 _PATTERNS = tuple(
     (
-        what.partition(" ")[0],
-        re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", what.partition(" ")[2])),
+        route.partition(" ")[0],
+        re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", route.partition(" ")[2])),
         roles,
     )
-    for what, roles in HTTP.items()
+    for route, roles in HTTP.items()
 )
 
 
@@ -131,16 +131,16 @@ def check_node(node: str, peer: Mapping[str, object]) -> None:
         )
 
 
-def check_flight(role: str | None, what: str) -> None:
-    """Raise ForbiddenError unless `role` may do `what`, a key of `FLIGHT`."""
+def check_flight(role: str | None, action: str) -> None:
+    """Raise ForbiddenError unless `role` may do `action`, a key of `FLIGHT`."""
     if role is not None:
-        _check(role, what, FLIGHT.get(what, frozenset()))
+        _check(role, action, FLIGHT.get(action, frozenset()))
 
 
-def _check(role: str, what: str, roles: frozenset[str]) -> None:
+def _check(role: str, action: str, roles: frozenset[str]) -> None:
     if role not in roles:
         raise ForbiddenError(
-            f"{what} as {role}",
+            f"{action} as {role}",
             f"the role {' or '.join(sorted(roles))}"
             if roles
             else "the owner, on the service's host",

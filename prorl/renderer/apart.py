@@ -108,13 +108,15 @@ async def open_renderer(spec: str) -> AnyRenderer:
 
 
 async def _ask_users(spec: str, method: str, arguments: tuple[Any, ...]) -> Any:
-    what = f"the renderer's {method}"
+    label = f"the renderer's {method}"
     try:
-        _, reply = await (await _helpers(spec)).ask((method, arguments), what=what, wall_s=USERS_S)
+        _, reply = await (await _helpers(spec)).ask(
+            (method, arguments), label=label, wall_s=USERS_S
+        )
     except HelperError as error:
         if isinstance(error, Died) and error.was_killed:
             raise RolloutError(FailureCode.STAGE_ERROR, str(error)) from None
-        raise TaskError(str(error) if what in error.words else f"{what}: {error}") from None
+        raise TaskError(str(error) if label in error.words else f"{label}: {error}") from None
     return reply
 
 
@@ -184,16 +186,16 @@ class Rendering:
             return ids
         if not self._spec:
             return await asyncio.to_thread(getattr(self._renderer, method), *arguments)
-        what = f"the rendering of {_size(arguments):,} bytes"
+        label = f"the rendering of {_size(arguments):,} bytes"
         helpers = await _helpers(self._spec)
         wall_s = max(self._deadline.remaining_s, 0.1)
         try:
             async with asyncio.timeout(wall_s):
                 spent_s, data = await helpers.ask(
-                    (method, arguments), what=what, rank=self._spent_s
+                    (method, arguments), label=label, rank=self._spent_s
                 )
         except TimeoutError:
-            text = f"{what} was not done when the attempt's time was over"
+            text = f"{label} was not done when the attempt's time was over"
             raise BudgetError(FailureCode.DEADLINE, text) from None
         except Late as error:
             self._spent_s += CPU_S
@@ -201,7 +203,7 @@ class Rendering:
         except HelperError as error:
             if isinstance(error, Died) and error.was_killed:
                 raise RolloutError(FailureCode.STAGE_ERROR, str(error)) from None
-            raise TaskError(f"{what}: {error}") from None
+            raise TaskError(f"{label}: {error}") from None
         self._spent_s += spent_s
         return np.frombuffer(data, dtype=np.int32)
 

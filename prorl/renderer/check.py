@@ -33,21 +33,21 @@ async def check(spec: RendererSpec) -> dict[str, Json]:
     if spec == RendererSpec(model="bytes", date=spec.date):
         return describe(make_renderer(spec), spec)
     if is_ours(spec):
-        what, wall_s = f"the check of {spec.model}'s chat template", WALL_S
+        label, wall_s = f"the check of {spec.model}'s chat template", WALL_S
     else:
-        what, wall_s = f"renderer {spec.name!r}", USERS_S
+        label, wall_s = f"renderer {spec.name!r}", USERS_S
     program = HelperProgram("prorl.renderer.check", cpu_s=CPU_S, memory_bytes=MEMORY_BYTES)
     try:
         helper = await Helper.start(program)
         try:
-            facts: dict[str, Json] = await helper.ask(spec, what=what, wall_s=wall_s)
+            facts: dict[str, Json] = await helper.ask(spec, label=label, wall_s=wall_s)
         finally:
             helper.end()
     except UserError as error:
         raise ConfigError(error.problem, error.expected, error.hint) from None
     except HelperError as error:
         raise ConfigError(
-            str(error) if what in error.words else f"{what}: {error}",
+            str(error) if label in error.words else f"{label}: {error}",
             f"one that is made and proved within {CPU_S:g} s and {MEMORY_BYTES >> 30} GiB",
             "try `prorl doctor --model DIR`" if is_ours(spec) else "mend it there",
         ) from None

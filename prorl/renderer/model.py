@@ -169,13 +169,15 @@ class TemplateRenderer:
         fenced_tools = self._guard.fence(tool_values(tools)) or None
         return self._rendered(template, "the prompt", values, fenced_tools)
 
-    def _rendered(self, template: ChatTemplate, what: str, values: Json, tools: Json | None) -> str:
+    def _rendered(
+        self, template: ChatTemplate, label: str, values: Json, tools: Json | None
+    ) -> str:
         """A text that ends where the assistant starts. Raises TaskError where that is refused."""
         try:
             return template.render(values, tools, add_generation_prompt=True)
         except TemplateFault as fault:
             raise TaskError(
-                f"{template.where} refuses {what}: {fault}",
+                f"{template.where} refuses {label}: {fault}",
                 f"messages that family {self.family.name} can hold",
             ) from fault
 

@@ -120,9 +120,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
-def _bound(count: float, limit: int, what: str) -> None:
+def _bound(count: float, limit: int, unit: str) -> None:
     if count > limit:
-        raise TemplateFault(f"more than {limit:,} {what} in one render")
+        raise TemplateFault(f"more than {limit:,} {unit} in one render")
 
 
 def _raise(message: str) -> NoReturn:

@@ -160,8 +160,8 @@ def read_tasks(
         if len(task_set.tasks) == limit:
             break
     if layout is None or not task_set.tasks:
-        what = f" that can be used ({task_set.bad[0].problem})" if task_set.bad else ""
-        raise TaskError(f"{path} holds no tasks{what}", "one JSON object a line")
+        reason = f" that can be used ({task_set.bad[0].problem})" if task_set.bad else ""
+        raise TaskError(f"{path} holds no tasks{reason}", "one JSON object a line")
     task_set.format = layout.name
     return task_set
 

@@ -133,9 +133,9 @@ class Question(NamedTuple):
         ]
         return " and ".join(parts)
 
-    def select(self, what: str) -> str:
+    def select(self, columns: str) -> str:
         condition = self.condition
-        return f"select {what} from {self.source}" + (f" where {condition}" if condition else "")
+        return f"select {columns} from {self.source}" + (f" where {condition}" if condition else "")
 
 
 class Opened:

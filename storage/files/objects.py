@@ -77,12 +77,12 @@ def _again(
 
 def _patiently(
     call: Callable[[], _Answer],
-    what: str,
+    operation: str,
     pauses_s: Sequence[float] = PAUSES_S,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _Answer:
     """Whatever the store has against it for about half a minute. Raises FileNotFoundError and
-    FileExistsError at once, StorageError with `what` in the end.
+    FileExistsError at once, StorageError with `operation` in the end.
     """
     final = FileNotFoundError, FileExistsError, PermissionError
     try:
@@ -90,7 +90,7 @@ def _patiently(
     except (FileNotFoundError, FileExistsError):
         raise
     except failures() as error:
-        raise _error(what, error) from error
+        raise _error(operation, error) from error
 
 
 def ask(fs: AbstractFileSystem, call: Callable[[], _Answer]) -> _Answer:
@@ -138,8 +138,8 @@ def _pipe(fs: Any, path: str, data: bytes, patience_s: float, **how: str) -> Non
     asyncio.run_coroutine_threadsafe(put, fs.loop).result()
 
 
-def _error(what: str, cause: Exception) -> StorageError:
-    return StorageError(getattr(cause, "errno", None), f"{what}: {cause}")
+def _error(operation: str, cause: Exception) -> StorageError:
+    return StorageError(getattr(cause, "errno", None), f"{operation}: {cause}")
 
 
 def remove(fs: AbstractFileSystem, path: str) -> bool:

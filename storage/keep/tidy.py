@@ -27,7 +27,7 @@ async def tidy(where: str, grace_s: float, *, everything: bool) -> bool:
     done = False
     try:
         helpers = await pool(PROGRAM)
-        await helpers.ask((where, grace_s, everything), what="compaction")
+        await helpers.ask((where, grace_s, everything), label="compaction")
         done = True
     except (HelperError, ProrlError) as error:
         log.warning("compaction failed", extra={"run": where, "said": str(error)})

@@ -59,9 +59,9 @@ class LockedDuckDB:
         threads: int = 1,
         memory: str = "512MB",
         error: type[UserError] = UserError,
-        what: str = "SQL",
+        label: str = "SQL",
     ) -> None:
-        self._error, self._what = error, what
+        self._error, self._label = error, label
         self._statement_key: tuple[str, int, str] | None = None
         self._statement: duckdb.Statement
         self._connection = duckdb.connect(
@@ -118,7 +118,7 @@ class LockedDuckDB:
             with self._stopped_after(timeout_s):
                 yield
         except duckdb.InterruptException:
-            problem = f"{self._what} was stopped after {timeout_s:g} s"
+            problem = f"{self._label} was stopped after {timeout_s:g} s"
             raise late or self._error(problem, "a query that ends sooner") from None
         except duckdb.Error as error:
             if _SOURCE in str(error):
@@ -159,13 +159,13 @@ class LockedDuckDB:
             hint = "a PIVOT names its values: ... ON status IN ('completed', 'failed') ..."
             pivots = any(each.type == duckdb.StatementType.MULTI for each in statements)
             raise self._error(
-                f"{self._what} holds {kinds}", "exactly one SELECT", hint if pivots else ""
+                f"{self._label} holds {kinds}", "exactly one SELECT", hint if pivots else ""
             )
         return statements[0]
 
     def _refuse(self, error: duckdb.Error) -> UserError:
         return self._error(
-            f"{self._what}: {_error_text(error)}", "one SELECT over its tables and columns"
+            f"{self._label}: {_error_text(error)}", "one SELECT over its tables and columns"
         )
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ def verify(where: str | Path) -> list[StorageFinding]:
         findings += _by_itself(run, f"{table}/{EMPTY}")
     for table in APPENDED:
         problems = AppendedTable(stored.directory, table).problems()
-        findings += [StorageFinding(where=where, what=what) for where, what in problems]
+        findings += [StorageFinding(where=where, problem=problem) for where, problem in problems]
     return findings or list(broken_rules(stored))
 
 
@@ -70,7 +70,7 @@ def _commits(commits: Iterable[Commit]) -> Iterator[StorageFinding]:
         if (commit.first_seq or commit.commit_seq) != expected:
             yield StorageFinding(
                 where="commits",
-                what=f"commit {commit.commit_seq} stands where {expected} was expected",
+                problem=f"commit {commit.commit_seq} stands where {expected} was expected",
             )
             return
         expected = commit.commit_seq + 1
@@ -79,7 +79,7 @@ def _commits(commits: Iterable[Commit]) -> Iterator[StorageFinding]:
 def _manifest(stored: StoredRun) -> Iterator[StorageFinding]:
     digest = stored.manifest.get("digest")
     if digest is not None and digest != manifest_digest(stored.manifest):
-        yield StorageFinding(where=MANIFEST, what="does not hold what its own digest says")
+        yield StorageFinding(where=MANIFEST, problem="does not hold what its own digest says")
 
 
 def _commit(stored: StoredRun, commit: Commit) -> Iterator[StorageFinding]:
@@ -87,15 +87,17 @@ def _commit(stored: StoredRun, commit: Commit) -> Iterator[StorageFinding]:
     run, name = stored.directory, commit.name
     where = f"{COMMITS}/{name}"
     if not run.has(where) or run.read(where) != commit.dumps():
-        yield StorageFinding(where=where, what="is not as it was written")
+        yield StorageFinding(where=where, problem="is not as it was written")
     if commit.run_id != stored.run_id:
-        yield StorageFinding(where=where, what=f"is of run {commit.run_id}, not of {stored.run_id}")
+        yield StorageFinding(
+            where=where, problem=f"is of run {commit.run_id}, not of {stored.run_id}"
+        )
     for file in commit.files:
         table, _, rest = file.path.partition("/")
         single = not commit.first_seq and rest != f"{commit.part}.parquet"
         if file.table not in TABLES or file.table != table or single:
             yield StorageFinding(
-                where=where, what=f"names {file.path} as {file.table} of {commit.part}"
+                where=where, problem=f"names {file.path} as {file.table} of {commit.part}"
             )
 
 
@@ -111,16 +113,18 @@ def _by_itself(run: RunDir, path: str) -> Iterator[StorageFinding]:
         digests = rows.schema.metadata or {}
         expected = digests.get(ROWS_DIGEST)
         if expected is not None and expected.decode() != rows_digest(rows):
-            yield StorageFinding(where=path, what="does not hold the rows that its footer says")
+            yield StorageFinding(where=path, problem="does not hold the rows that its footer says")
         elif path.endswith(f"/{EMPTY}") and rows.num_rows:
-            yield StorageFinding(where=path, what=f"holds {rows.num_rows} rows")
+            yield StorageFinding(where=path, problem=f"holds {rows.num_rows} rows")
         elif (
             path.endswith(f"/{EMPTY}")
             and digests.get(COLUMNS_DIGEST) != columns_digest(rows.schema).encode()
         ):
-            yield StorageFinding(where=path, what="does not hold the columns that its footer says")
+            yield StorageFinding(
+                where=path, problem="does not hold the columns that its footer says"
+            )
     except (pa.ArrowException, OSError, ValueError, ArithmeticError) as error:
-        yield StorageFinding(where=path, what=f"cannot be read: {_short(error, run)}")
+        yield StorageFinding(where=path, problem=f"cannot be read: {_short(error, run)}")
 
 
 def _strays(run: RunDir, commits: Iterable[Commit]) -> Iterator[StorageFinding]:
@@ -129,23 +133,23 @@ def _strays(run: RunDir, commits: Iterable[Commit]) -> Iterator[StorageFinding]:
         for name in sorted(run.names(folder)):
             stray = folder in TABLES and name != EMPTY and f"{folder}/{name}" not in named
             if stray or name.startswith(TEMP_MARK):
-                yield StorageFinding(where=f"{folder}/{name}", what="is named by no commit")
+                yield StorageFinding(where=f"{folder}/{name}", problem="is named by no commit")
 
 
 def _file(run: RunDir, file: PartFile) -> Iterator[StorageFinding]:
     try:
         content = run.read(file.path)
     except FileNotFoundError:
-        yield StorageFinding(where=file.path, what="is missing")
+        yield StorageFinding(where=file.path, problem="is missing")
         return
     except OSError as error:
-        yield StorageFinding(where=file.path, what=f"cannot be read: {_short(error, run)}")
+        yield StorageFinding(where=file.path, problem=f"cannot be read: {_short(error, run)}")
         return
     digest = hashlib.sha256(content).hexdigest()
     if digest != file.sha256 or len(content) != file.bytes:
         yield StorageFinding(
             where=file.path,
-            what=(
+            problem=(
                 f"holds {len(content)} bytes with sha256 {digest}, its commit says {file.bytes} and"
                 f" {file.sha256}"
             ),
@@ -153,7 +157,7 @@ def _file(run: RunDir, file: PartFile) -> Iterator[StorageFinding]:
     try:
         yield from _rows(run, file)
     except (StorageError, SchemaError) as error:
-        yield StorageFinding(where=file.path, what=f"cannot be read: {_short(error, run)}")
+        yield StorageFinding(where=file.path, problem=f"cannot be read: {_short(error, run)}")
 
 
 def _short(error: Exception, run: RunDir) -> str:
@@ -170,7 +174,7 @@ def _rows(run: RunDir, file: PartFile) -> Iterator[StorageFinding]:
                 yield from _invalid(file, rows)
     if num_rows != file.rows:
         yield StorageFinding(
-            where=file.path, what=f"holds {num_rows} rows, its commit says {file.rows}"
+            where=file.path, problem=f"holds {num_rows} rows, its commit says {file.rows}"
         )
 
 
@@ -180,16 +184,16 @@ def _invalid(file: PartFile, rows: pa.Table) -> Iterator[StorageFinding]:
             batch.column("sequence_id").to_pylist(), validate_sequences(batch), strict=True
         ):
             if problem:
-                yield StorageFinding(where=file.path, what=f"sequence {sequence_id}: {problem}")
+                yield StorageFinding(where=file.path, problem=f"sequence {sequence_id}: {problem}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageFinding:
     where: str
-    what: str
+    problem: str
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.what}"
+        return f"{self.where}: {self.problem}"
 
 
 _QUERIES = {
@@ -306,12 +310,12 @@ def broken_rules(stored: StoredRun) -> Iterator[StorageFinding]:
                 f"select {key}, count(*) as n from {table} group by 1 having n > 1 limit {_MOST}"
             )
             for row in database.query(twice).to_pylist():
-                what = f"{key.rpartition('_')[0]} {row[key]} is stored {row['n']} times"
-                yield StorageFinding(where=table, what=what)
+                problem = f"{key.rpartition('_')[0]} {row[key]} is stored {row['n']} times"
+                yield StorageFinding(where=table, problem=problem)
         for table, rules in _QUERIES.items():
             for text, sql in rules.items():
                 for row in database.query(f"{sql} limit {_MOST}").to_pylist():
-                    yield StorageFinding(where=table, what=text.format(*row.values()))
+                    yield StorageFinding(where=table, problem=text.format(*row.values()))
 
 
 def _sequence_counts(stored: StoredRun) -> pa.Table:

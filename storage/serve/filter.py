@@ -215,7 +215,7 @@ class _OurSQL:
         self._now = {name: _Now() for name in EMPTY}
         from prorl.storage.read.sql import LockedDuckDB  # DuckDB takes long to import
 
-        self._database = LockedDuckDB(error=ConfigError, what="filter")
+        self._database = LockedDuckDB(error=ConfigError, label="filter")
 
     def columns(self, empty: Tables) -> Mapping[str, str]:
         for name, now in self._now.items():

@@ -89,7 +89,7 @@ class FilterProcess:
     async def _once(self, question: Any) -> Any:
         if self._helpers is None:
             self._helpers = Helpers(PROGRAM)
-        return await self._helpers.ask(question, what="it", wall_s=self._timeout_s + GRACE_S)
+        return await self._helpers.ask(question, label="it", wall_s=self._timeout_s + GRACE_S)
 
     def close(self) -> None:
         if self._helpers is not None:
@@ -112,7 +112,7 @@ def prepare() -> Answer:
     """A database that nothing but a question's rows is in."""
     from prorl.storage.read.sql import LockedDuckDB  # DuckDB takes long to import
 
-    database = LockedDuckDB(memory=f"{MEMORY_BYTES >> 21}MiB", error=ConfigError, what="filter")
+    database = LockedDuckDB(memory=f"{MEMORY_BYTES >> 21}MiB", error=ConfigError, label="filter")
 
     def answer(question: tuple[str, dict[str, bytes], float, int, str]) -> Any:
         sql, streams, timeout_s, limit, projection = question

@@ -126,7 +126,7 @@ def _check_sequence(row: dict[str, Any], calls: Sequence[Call]) -> int:
 
 def request_marks(root: Path) -> list[Mark]:
     """Every model call that RUN made of a server (`edge`), also those that the server never saw."""
-    return [mark for mark in read(root / "trace", 0.0) if mark.what == REQUESTED]
+    return [mark for mark in read(root / "trace", 0.0) if mark.event == REQUESTED]
 
 
 def p90_s(stored: StoredRun, calls: Iterable[Mark], names: Collection[str]) -> float:

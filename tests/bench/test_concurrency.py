@@ -35,7 +35,7 @@ def test_what_the_service_costs_without_work_is_subtracted() -> None:
             at_s=24.0, cpu_s=7.5, pss_mb=800.0, sandboxes_mb=450.0, processes=9, most_descriptors=9
         ),
     ]
-    value_by_figure = {row.what: row.value for row in figures(100, *looks)}
+    value_by_figure = {row.name: row.value for row in figures(100, *looks)}
     assert value_by_figure["begin_s.100"] == 4.0
     assert value_by_figure["begin_cpu_ms.100"] == pytest.approx(20.0)
     assert value_by_figure["pss_mb.100"] == pytest.approx(5.0)
@@ -44,6 +44,6 @@ def test_what_the_service_costs_without_work_is_subtracted() -> None:
 
 @pytest.mark.slow
 async def test_the_bench_keeps_rollouts_open_in_a_real_service() -> None:
-    row_by_figure = {row.what: row for row in await measured(4, 1.0)}
+    row_by_figure = {row.name: row for row in await measured(4, 1.0)}
     assert 1.0 < row_by_figure["pss_mb.4"].value < 100.0
     assert row_by_figure["processes.4"].value >= 4 * 2, "a tool server and its shell each"

@@ -33,7 +33,7 @@ def test_marks_of_another_process_are_read_on_the_same_clock(tmp_path: Path) -> 
         [sys.executable, "-c", WRITER.format(folder=str(tmp_path / "trace"))], check=True
     )
     marks = list(read(tmp_path / "trace", since_s=before))
-    assert [(m.edge, m.what, m.key) for m in marks] == [
+    assert [(m.edge, m.event, m.key) for m in marks] == [
         ("ready", what, AttemptKey("r", 1, 1)) for what in (OFFERED, RECEIVED)
     ]
     assert before < marks[0].at_s <= marks[1].at_s < time.monotonic()

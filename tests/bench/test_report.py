@@ -9,7 +9,7 @@ from prorl.bench.report import Figure, Report, median
 from prorl.cli.commands.bench import show
 
 KEYS = {
-    "what",
+    "name",
     "value",
     "unit",
     "repeats",
@@ -24,9 +24,9 @@ KEYS = {
 def _report() -> Report:
     rows = (
         median("handoff_p50_ms", [0.5, 0.4, 0.9], "ms", cpu_s=1.5),
-        Figure(what="start_ms", value=8.0, unit="ms", rival="tmux", note="rival is not installed"),
+        Figure(name="start_ms", value=8.0, unit="ms", rival="tmux", note="rival is not installed"),
         Figure(
-            what="read_mb_s",
+            name="read_mb_s",
             value=90.0,
             unit="MB/s",
             rival="memcpy",
@@ -56,7 +56,7 @@ def test_losing_rows_are_printed_and_empty_columns_are_not(
     show(_report())
     first, *rows = capsys.readouterr().out.splitlines()
     assert first.split("\t") == [
-        *("what", "value", "unit", "min..max", "cpu s", "rival", "rival value", "ratio"),
+        *("name", "value", "unit", "min..max", "cpu s", "rival", "rival value", "ratio"),
     ]
     assert rows[2].endswith("memcpy\t100\t0.9x")
     assert "0.4..0.9" in rows[0]

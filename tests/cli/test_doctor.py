@@ -33,7 +33,7 @@ def test_it_says_which_way_images_take(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PRORL_SANDBOX__IMAGES", str(tmp_path / "images"))
     monkeypatch.setenv("PATH", str(tmp_path))
     check = _images()
-    assert (check.level, check.what) == ("warn", "images")
+    assert (check.level, check.subject) == ("warn", "images")
     assert "stacked by overlayfs" in check.detail or "merged by hard links" in check.detail
     assert "Dockerfiles by none" in check.detail
     assert "buildah" in check.fix

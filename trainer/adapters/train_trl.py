@@ -105,8 +105,8 @@ POSITIONAL = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, what in POSITIONAL.items():
-        parser.add_argument(name, help=what)
+    for name, meaning in POSITIONAL.items():
+        parser.add_argument(name, help=meaning)
     parser.add_argument("--steps", type=int, default=1000, help="at most; fewer where the run ends")
     parser.add_argument("--groups", type=int, default=32, help="a step")
     parser.add_argument("-n", type=int, default=8, help="rollouts a group, as the run has them")

@@ -141,42 +141,42 @@ def is_deep(value: Json, room: int = MAX_DEPTH) -> bool:
     return isinstance(value, list) and (not room or any(is_deep(item, room - 1) for item in value))
 
 
-def check_schema(schema: Json, what: str) -> None:
+def check_schema(schema: Json, place: str) -> None:
     """Raise RefusedError for a JSON schema that is none where renderer and grammars read it."""
     if isinstance(schema, bool):
         return
-    named = read_object(schema, what)
+    named = read_object(schema, place)
     kind = named.get("type")
     if not isinstance(kind, str | list | None):
-        raise RefusedError(f"type of {what} is {_kind(kind)}", "a string, or a list of strings")
-    for name, inner in read_object(named.get("properties") or {}, f"{what}'s properties").items():
-        check_schema(inner, f"{what}'s {name:.40}")
+        raise RefusedError(f"type of {place} is {_kind(kind)}", "a string, or a list of strings")
+    for name, inner in read_object(named.get("properties") or {}, f"{place}'s properties").items():
+        check_schema(inner, f"{place}'s {name:.40}")
     for name in ("anyOf", "oneOf", "allOf"):
-        for inner in read_list(named.get(name), f"{name} of {what}"):
-            check_schema(inner, f"{name} of {what}")
+        for inner in read_list(named.get(name), f"{name} of {place}"):
+            check_schema(inner, f"{name} of {place}")
 
 
-def read_object(value: Json, what: str) -> dict[str, Json]:
+def read_object(value: Json, place: str) -> dict[str, Json]:
     if not isinstance(value, dict):
-        raise RefusedError(f"{what} is {_kind(value)}", "a JSON object")
+        raise RefusedError(f"{place} is {_kind(value)}", "a JSON object")
     return value
 
 
-def read_list(value: Json, what: str) -> list[Json]:
+def read_list(value: Json, place: str) -> list[Json]:
     """A JSON list; null is an empty one. Raises RefusedError."""
     if value is None:
         return []
     if not isinstance(value, list):
-        raise RefusedError(f"{what} is {_kind(value)}", "a list")
+        raise RefusedError(f"{place} is {_kind(value)}", "a list")
     return value
 
 
-def read_text(value: Json, what: str) -> str:
+def read_text(value: Json, place: str) -> str:
     """A string; null is an empty one. Raises RefusedError."""
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise RefusedError(f"{what} is {_kind(value)}", "a string")
+        raise RefusedError(f"{place} is {_kind(value)}", "a string")
     return value
 
 

@@ -91,7 +91,7 @@ async def read(path: str, body: bytes, rank: float) -> Incoming:
     if len(body) <= LIGHT_BYTES:
         return read_here(path, body)
     try:
-        sent = await (await pool(PROGRAM)).ask((path, body), what="reading a request", rank=rank)
+        sent = await (await pool(PROGRAM)).ask((path, body), label="reading a request", rank=rank)
     except UserError as error:
         raise RefusedError(error.problem, error.expected, error.hint) from None
     except HelperError as error:

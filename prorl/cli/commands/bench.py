@@ -59,7 +59,7 @@ def show(report: Report) -> None:
     table(columns, ([row[name] for name in columns] for row in rows), title=f"bench {report.bench}")
     for row in report.rows:
         if row.note:
-            say(f"{row.what}: {row.note}")
+            say(f"{row.name}: {row.note}")
     say("  ".join(f"{name} {value}" for name, value in report.machine.items()))
 
 

@@ -74,7 +74,7 @@ def doctor(
     for finding in probes(root):
         findings.append(finding)
         if not json:
-            names = f"{finding.level:<5} {finding.what:<17} "
+            names = f"{finding.level:<5} {finding.subject:<17} "
             fix = f"  -> {finding.fix}" if finding.fix else ""
             say(f"{names}{clean(finding.detail)}{fix}", indent=len(names))
     if json:

@@ -137,9 +137,9 @@ def _collected(directory: str, grace_s: float) -> dict[str, Json]:
 
 
 def _line(row: dict[str, Json], grace_s: float) -> str:
-    what = "dropped" if row["dropped"] else f"{len(row['files']):,} files removed"
+    outcome = "dropped" if row["dropped"] else f"{len(row['files']):,} files removed"
     if row.get("merged"):
-        what = "{:,} files are {:,} now, ".format(*row["merged"]) + what
+        outcome = "{:,} files are {:,} now, ".format(*row["merged"]) + outcome
     if row.get("waiting"):
-        what += f", {row['waiting']:,} go {grace_s:g} s after they were replaced"
-    return f"{row['run']}: {what}"
+        outcome += f", {row['waiting']:,} go {grace_s:g} s after they were replaced"
+    return f"{row['run']}: {outcome}"

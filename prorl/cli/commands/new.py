@@ -64,8 +64,8 @@ def new(
         raise ConflictError(f"{folder} exists", "a name that is free") from None
     paths = sorted(_fill(files("prorl").joinpath("assets/new", kind), folder, name))
     say(f"{folder}: {', '.join(str(path.relative_to(folder)) for path in paths)}")
-    for what, command in NEXT[kind].items():
-        say(f"  {what:<15} {filled(command.replace('FOLDER', str(folder)), name)}")
+    for step, command in NEXT[kind].items():
+        say(f"  {step:<15} {filled(command.replace('FOLDER', str(folder)), name)}")
     return 0
 
 

@@ -94,7 +94,7 @@ def _compare(names: tuple[str, str], root: str, limit: int, *, json: bool) -> in
     first, second = (summarise(place) for place in places)
     figures = {name: [first[name], second[name]] for name in FIGURES}
     makers = [_provenance(StoredRun(place)) for place in places]
-    made = {what: [facts.get(what, "") for facts in makers] for what in {**makers[0], **makers[1]}}
+    made = {fact: [facts.get(fact, "") for facts in makers] for fact in {**makers[0], **makers[1]}}
     first_run, second_run = (open_runs(place) for place in places)
     ask_first, ask_second = (
         partial(lambda opened, sql: opened.table(sql).to_pylist(), opened)
@@ -119,11 +119,11 @@ def _compare(names: tuple[str, str], root: str, limit: int, *, json: bool) -> in
     if metrics is not None:
         rows = [(name, *pair) for name, pair in metrics.values.items()]
         table((f"trainer at step {metrics.step}", *names), rows)
-    other = {what: pair for what, pair in made.items() if pair[0] != pair[1]}
+    other = {fact: pair for fact, pair in made.items() if pair[0] != pair[1]}
     if other:
-        table(("made by", *names), [(what, *pair) for what, pair in other.items()])
+        table(("made by", *names), [(fact, *pair) for fact, pair in other.items()])
     else:
-        same = [what for what in made if not what.startswith("run.")]
+        same = [fact for fact in made if not fact.startswith("run.")]
         same += ["settings"] if len(same) < len(made) else []
         say(f"both made by the same: {', '.join(same)}")
     say(f"{len(comparison.tasks):,} tasks in both, {len(changed):,} with another mean reward")

@@ -198,7 +198,7 @@ def remarks(answer: Mapping[str, Json], run: str = "") -> Iterator[str]:
             how = "its trainer has not committed: they stay until it does"
             yield f"{row['run_id']} is {row['state']}, with {count:,} kept groups that {how}"
         if run in ("", row["run_id"]) and (failures := row["failures"]):
-            words = ", ".join(f"{number:,} {clean(what)}" for what, number in failures.items())
+            words = ", ".join(f"{number:,} {clean(code)}" for code, number in failures.items())
             yield (
                 f"{row['run_id']}: attempts that ended without a result: {words};"
                 f" `prorl sql {row['run_id']} 'select * from attempts'` has each"

@@ -15,7 +15,7 @@ def verify(run: StoredName, /, *, root: RunsRoot = "prorl-runs", json: JsonList 
     """
     directory = run_directory(run, root)
     findings = list(check(directory))
-    rows = [{"where": finding.where, "what": finding.what} for finding in findings]
+    rows = [{"where": finding.where, "problem": finding.problem} for finding in findings]
     count = f"{len(findings)} findings" if findings else "all hashes, rows and invariants are right"
     answer(
         rows, [*(clean(str(finding)) for finding in findings), f"{directory}: {count}"], json=json

@@ -122,8 +122,8 @@ async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool)
         await Servers(config, lambda name: True).check(policy, ours=True)
     if not json:
         groups = f"{recipe.steps} steps of {recipe.groups_per_step} groups x {recipe.n}"
-        what = f"a toy policy learns {', '.join(SETS[recipe.agent])} with real tools"
-        note(f"prorl demo {name}: {what} · {groups} · at most {recipe.minutes:g} minutes")
+        goal = f"a toy policy learns {', '.join(SETS[recipe.agent])} with real tools"
+        note(f"prorl demo {name}: {goal} · {groups} · at most {recipe.minutes:g} minutes")
     async with signals() as stop, service(config, stop) as running:
         done = await first(stop, running, _learn(recipe, name, model, running, quiet=json))
         spent_s = sum(map(cpu_s, (os.getpid(), *descendants(os.getpid()))))

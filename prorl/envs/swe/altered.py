@@ -136,9 +136,9 @@ class Values:
         more = [ast.Constant(True)] if far else []
         return ast.Call(self.name("alter"), [node, ast.Constant(key), *more], [])
 
-    def name(self, what: str) -> ast.Name:
+    def name(self, suffix: str) -> ast.Name:
         """One of the functions and classes in `text`."""
-        return ast.Name(f"{self.prefix}_{what}", ast.Load())
+        return ast.Name(f"{self.prefix}_{suffix}", ast.Load())
 
 
 class Twin(ast.NodeTransformer):

@@ -362,8 +362,8 @@ class ChangeGrader:
         self._is_fresh = False
 
 
-def _digest(what: Task | bytes) -> str:
-    data = what if isinstance(what, bytes) else orjson.dumps(dict(what.data))
+def _digest(content: Task | bytes) -> str:
+    data = content if isinstance(content, bytes) else orjson.dumps(dict(content.data))
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 

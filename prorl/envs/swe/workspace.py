@@ -112,13 +112,13 @@ def remark(artifact: bytes) -> tuple[str, bytes]:
     return head.decode("utf-8", "replace"), diff + rest
 
 
-async def _run(task: Task, sandbox: Sandbox, what: str, script: str, limit_s: float) -> None:
+async def _run(task: Task, sandbox: Sandbox, step: str, script: str, limit_s: float) -> None:
     done = await sandbox.exec(["bash", "-c", f"set -e\n{fields.exports(task)}{script}"], limit_s)
     if done.timed_out or done.exit_code != 0:
         in_time = f"ended with exit status {done.exit_code}"
         end = f"did not end in {limit_s:g} s" if done.timed_out else in_time
         raise TaskError(
-            f"task {task.task_id!r}: {what} {end}: {done.output.strip()[-1000:]}",
+            f"task {task.task_id!r}: {step} {end}: {done.output.strip()[-1000:]}",
             hint="run it by hand in such a sandbox",
         )
 

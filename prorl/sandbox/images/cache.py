@@ -169,13 +169,13 @@ class ImageCache:
 
 
 @contextmanager
-def _blamed(what: str) -> Iterator[None]:
+def _blamed(label: str) -> Iterator[None]:
     try:
         yield
     except (UserError, NotFoundError) as error:
         raise SandboxError(FailureCode.BAD_TASK, str(error)) from None
     except (ProrlError, OSError) as error:
-        raise SandboxError(FailureCode.SANDBOX_START, f"{what}: {error}") from error
+        raise SandboxError(FailureCode.SANDBOX_START, f"{label}: {error}") from error
 
 
 def _sif(path: str) -> str:

@@ -54,8 +54,8 @@ class ToolFailed(StorageError):
     `mistake`: the source is to blame, as far as can be told.
     """
 
-    def __init__(self, what: str, mistake: bool) -> None:
-        super().__init__(what)
+    def __init__(self, problem: str, mistake: bool) -> None:
+        super().__init__(problem)
         self.mistake = mistake
 
 
@@ -192,8 +192,8 @@ def _install(requirements: Sequence[str], tree: Path, work: Path, job: dict[str,
     if _ends_well(argv):
         return
     if failure := UNREACHABLE.search(log.read_text(errors="replace") if log.exists() else ""):
-        what = f"{job['source']}: the index could not be reached ({failure[0]})"
-        raise ToolFailed(what, mistake=False)
+        problem = f"{job['source']}: the index could not be reached ({failure[0]})"
+        raise ToolFailed(problem, mistake=False)
     raise ToolFailed(f"{job['source']} could not be installed", mistake=True)
 
 

@@ -153,7 +153,7 @@ def described(config: bytes, digest: str, blobs: list[tuple[str, int]]) -> Manif
     return Manifest(digest, settings, tuple(pairs))
 
 
-def choose(index: Mapping[str, Any], tag: str, what: str) -> Mapping[str, Any]:
+def choose(index: Mapping[str, Any], tag: str, source: str) -> Mapping[str, Any]:
     """The manifest of an index for this machine, or the one of a tag. Raises UserError."""
     named = "org.opencontainers.image.ref.name"
     manifests = [
@@ -165,10 +165,10 @@ def choose(index: Mapping[str, Any], tag: str, what: str) -> Mapping[str, Any]:
         if (place.get("os"), place.get("architecture")) == ("linux", ours):
             return dict(manifest)
     there = [m.get("platform") or m.get("annotations") for m in index["manifests"]]
-    raise UserError(f"{what}: it has {there}"[:500], f"linux/{ours} {tag}".strip())
+    raise UserError(f"{source}: it has {there}"[:500], f"linux/{ours} {tag}".strip())
 
 
-def follow(body: bytes, tag: str, what: str, read: Callable[[str, str], bytes]) -> Manifest:
+def follow(body: bytes, tag: str, source: str, read: Callable[[str, str], bytes]) -> Manifest:
     """The image that a manifest or an index means on this machine.
 
     `read` gives what is at `manifests` or `blobs` under a digest, checked.
@@ -177,7 +177,7 @@ def follow(body: bytes, tag: str, what: str, read: Callable[[str, str], bytes]) 
     while "manifests" in manifest:
         if (indexes := indexes + 1) > MAX_INDEXES:
             raise ValueError(f"more than {MAX_INDEXES} indexes, one in the other")
-        manifest, tag = json.loads(read("manifests", choose(manifest, tag, what)["digest"])), ""
+        manifest, tag = json.loads(read("manifests", choose(manifest, tag, source)["digest"])), ""
     blobs = [(blob["digest"], blob["size"]) for blob in manifest["layers"]]
     digest = manifest["config"]["digest"]
     if not all(DIGEST.fullmatch(name) for name, _ in (*blobs, (digest, 0))):
@@ -192,12 +192,12 @@ class Layout:
         self._folder, self._tag = folder, tag
 
     def manifest(self) -> Manifest:
-        what = f"oci:{self._folder}"
+        source = f"oci:{self._folder}"
         try:
             index = (self._folder / "index.json").read_bytes()
-            return follow(index, self._tag, what, lambda _, digest: self._read(digest))
+            return follow(index, self._tag, source, lambda _, digest: self._read(digest))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{what}: {error!r}", "an OCI image layout") from None
+            raise UserError(f"{source}: {error!r}", "an OCI image layout") from None
 
     def _read(self, digest: str) -> bytes:
         data = self._path(digest).read_bytes()
@@ -225,23 +225,21 @@ class Archive:
         self._path, self._tag = path, tag
 
     def manifest(self) -> Manifest:
-        return self.read()[0]
-
-    def read(self) -> tuple[Manifest, bytes]:
-        """The manifest, and the configuration as it stands in the archive. Raises UserError."""
-        what = f"docker-archive:{self._path}"
+        source = f"docker-archive:{self._path}"
         try:
             with tarfile.open(self._path) as archive:
                 images = json.load(_member(archive, "manifest.json"))
                 tags = [tag for image in images for tag in image.get("RepoTags") or ()]
                 entries = [i for i in images if not self._tag or self._tag in (i["RepoTags"] or ())]
                 if len(entries) != 1:
-                    raise UserError(f"{what}: {len(images)} images, {tags}", f"{what}:TAG of one")
+                    raise UserError(
+                        f"{source}: {len(images)} images, {tags}", f"{source}:TAG of one"
+                    )
                 config = _member(archive, entries[0]["Config"]).read(MANIFEST_BYTES)
                 sizes = [(name, archive.getmember(name).size) for name in entries[0]["Layers"]]
         except (OSError, ValueError, KeyError, TypeError, tarfile.TarError) as error:
-            raise UserError(f"{what}: {error!r}", "what `docker save` wrote") from None
-        return described(config, f"sha256:{hashlib.sha256(config).hexdigest()}", sizes), config
+            raise UserError(f"{source}: {error!r}", "what `docker save` wrote") from None
+        return described(config, f"sha256:{hashlib.sha256(config).hexdigest()}", sizes)
 
     def blob(self, layer: Layer, path: Path, tell: Tell) -> None:
         """Its digest is a name here; `diff_id` tells whether it is what it should be."""
@@ -302,7 +300,7 @@ class Remote:
                 f"docker://{reference}", "docker://[HOST[:PORT]/]NAME[:TAG][@sha256:...]"
             )
         host, path = match["host"] or HUB, match["path"]
-        self._what = f"docker://{reference}"
+        self._source = f"docker://{reference}"
         self._repository = f"library/{path}" if host == HUB and "/" not in path else path
         self._tag = match["digest"] or match["tag"] or "latest"
         plain = "http" if LOOPBACK.fullmatch(host) else "https"
@@ -320,11 +318,11 @@ class Remote:
     def manifest(self) -> Manifest:
         body = self._small("manifests", self._tag)
         try:
-            return follow(body, "", self._what, self._small)
+            return follow(body, "", self._source, self._small)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, UserError):
                 raise
-            raise UserError(f"{self._what}: {error!r}", "an image of schema version 2") from None
+            raise UserError(f"{self._source}: {error!r}", "an image of schema version 2") from None
 
     def blob(self, layer: Layer, path: Path, tell: Tell) -> None:
         failures = 0
@@ -350,12 +348,12 @@ class Remote:
                 with open(path, "rb") as file:
                     if f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}" == layer.digest:
                         raise self._another_size(layer)
-                raise StorageError(f"{self._what}: {layer.digest} was cut: {problem}")
+                raise StorageError(f"{self._source}: {layer.digest} was cut: {problem}")
         with open(path, "rb") as file:
             if f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}" == layer.digest:
                 return
         path.unlink()
-        raise StorageError(f"{self._what}: the registry sent something else than {layer.digest}")
+        raise StorageError(f"{self._source}: the registry sent something else than {layer.digest}")
 
     def _longer(self, layer: Layer) -> Exception:
         """Returns the error for a blob that is longer than its manifest says: the manifest is to
@@ -371,11 +369,11 @@ class Remote:
         reply.close()
         if f"sha256:{digest.hexdigest()}" == layer.digest:
             return self._another_size(layer)
-        return StorageError(f"{self._what}: {layer.digest} is longer than {layer.size} bytes")
+        return StorageError(f"{self._source}: {layer.digest} is longer than {layer.size} bytes")
 
     def _another_size(self, layer: Layer) -> UserError:
         return UserError(
-            f"{self._what}: {layer.digest} has not {layer.size} bytes", "the size of the blob"
+            f"{self._source}: {layer.digest} has not {layer.size} bytes", "the size of the blob"
         )
 
     def _small(self, kind: str, name: str) -> bytes:
@@ -387,12 +385,12 @@ class Remote:
             reply.close()
             digest = reply.headers.get("Docker-Content-Digest", "")
         except HTTPError as error:
-            raise StorageError(f"{self._what}: {error}") from error
+            raise StorageError(f"{self._source}: {error}") from error
         if len(body) > MANIFEST_BYTES:
-            raise UserError(f"{self._what}: {kind}/{name}", f"at most {MANIFEST_BYTES} bytes")
+            raise UserError(f"{self._source}: {kind}/{name}", f"at most {MANIFEST_BYTES} bytes")
         expected = name if DIGEST.fullmatch(name) else digest
         if DIGEST.fullmatch(expected) and f"sha256:{hashlib.sha256(body).hexdigest()}" != expected:
-            raise StorageError(f"{self._what}: the registry sent something else than {expected}")
+            raise StorageError(f"{self._source}: the registry sent something else than {expected}")
         return body
 
     def _ask(self, rest: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
@@ -413,7 +411,7 @@ class Remote:
                         reply.close()  # never read to its end, which may never come
                         reply, _ = self._get(base, url, headers, token)
             except MaxRetryError as error:
-                problem = StorageError(f"{self._what}: {base} does not answer: {error.reason}")
+                problem = StorageError(f"{self._source}: {base} does not answer: {error.reason}")
                 continue
             except ProrlError as error:
                 problem = error
@@ -424,7 +422,7 @@ class Remote:
             reply.close()
             if reply.status == 416:
                 raise HTTPError(f"nothing at {headers.get('Range')}")
-            answered = f"{self._what}: {base} answered {reply.status} {text}"
+            answered = f"{self._source}: {base} answered {reply.status} {text}"
             if reply.status in (401, 403):  # this node's: its login is missing, or has expired
                 problem = StorageError(
                     f"{answered}; `docker login` and `podman login` write the credentials that"
@@ -463,8 +461,8 @@ class Remote:
             with suppress(ValueError):  # which `check_target` refuses
                 location = urljoin(url, location)
             url = location
-            check_target(base, url, f"{self._what}: {base} redirects to")
-        raise StorageError(f"{self._what}: {base} redirects more than {MAX_REDIRECTS} times")
+            check_target(base, url, f"{self._source}: {base} redirects to")
+        raise StorageError(f"{self._source}: {base} redirects more than {MAX_REDIRECTS} times")
 
     def _authorize(self, base: str, challenge: str) -> None:
         """Answer `WWW-Authenticate`: basic credentials, or a token of the realm that it names."""
@@ -476,7 +474,7 @@ class Remote:
             return
         words = dict(re.findall(r'(?<!\w)(\w+)="([^"]*)"', rest))
         realm = words.get("realm", "")
-        check_target(base, realm, f"{self._what}: {base} has a token server at")
+        check_target(base, realm, f"{self._source}: {base} has a token server at")
         fields = {"scope": f"repository:{self._repository}:pull"}
         fields |= {"service": words["service"]} if "service" in words else {}
         url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(fields)}"
@@ -489,12 +487,12 @@ class Remote:
         except UserError:
             raise
         except (HTTPError, ValueError, AttributeError, RecursionError) as error:
-            raise StorageError(f"{self._what}: token server {realm!r}: {error}") from error
+            raise StorageError(f"{self._source}: token server {realm!r}: {error}") from error
         if isinstance(token, str) and token.isprintable():
             self._authorization[base] = f"Bearer {token}"
 
 
-def check_target(base: str, url: str, what: str) -> None:
+def check_target(base: str, url: str, label: str) -> None:
     """Raise UserError for an address that a registry may not have this node ask.
 
     Https proves who answers, so nothing in a private network takes such a request unless it is
@@ -516,7 +514,7 @@ def check_target(base: str, url: str, what: str) -> None:
         ):
             return
     raise UserError(
-        f"{what} {url!r:.200}",
+        f"{label} {url!r:.200}",
         "an https address, or one beside a registry that is plain http itself",
         "`sandbox.mirrors` names another place for the images of a registry",
     )

@@ -28,11 +28,11 @@ def has_shell(folder: str) -> bool:
     return any(os.path.lexists(os.path.join(folder, name)) for name in SHELLS)
 
 
-def check_shell(folder: str, what: str) -> None:
+def check_shell(folder: str, source: str) -> None:
     """Raise UserError for a folder that can be no image."""
     if not has_shell(folder):
         expected = "bin/bash or usr/bin/bash in it"
-        raise UserError(f"{what} is no root file system: it has no bash", expected)
+        raise UserError(f"{source} is no root file system: it has no bash", expected)
 
 
 def entries(tree: str) -> Iterator[tuple[str, os.stat_result]]:

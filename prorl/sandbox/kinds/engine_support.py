@@ -90,8 +90,8 @@ def clone(launch: Launch) -> list[int]:
     # an old kernel, or a file system without it: what its modes let others read is all there is
     except OSError as error:
         if launch.spec.overlay_bytes:
-            what = f"no overlay over {launch.image}: its file system has no idmapped mounts"
-            raise OSError(error.errno, what) from error
+            problem = f"no overlay over {launch.image}: its file system has no idmapped mounts"
+            raise OSError(error.errno, problem) from error
     finally:
         os.close(owners)
     for tree in trees:

@@ -121,8 +121,8 @@ class Maker:
         self._watching = asyncio.create_task(self._watchdog.run())
         self._start_zygote()
 
-    def _end_over_limit(self, live: LiveSandbox, what: str) -> None:
-        self._in_background(self.end(live, fate_of(Cause.OVER_LIMIT, what)))
+    def _end_over_limit(self, live: LiveSandbox, limit: str) -> None:
+        self._in_background(self.end(live, fate_of(Cause.OVER_LIMIT, limit)))
 
     def _start_zygote(self) -> None:
         self._zygote = ZygoteClient(

@@ -53,10 +53,10 @@ async def probe_kind(name: str) -> Probe:
     except (SandboxError, ConfigError, OSError) as error:
         why = str(error)
         return Probe(kind=name, works=False, reason=why, fix=kind.fix, enforces=(), cannot=())
-    added = (what for (by, name), what in ADDED.items() if name in status[by])
+    added = (feature for (by, name), feature in ADDED.items() if name in status[by])
     enforces, cannot = (*kind.enforces, *added), kind.cannot
     if CPU_ON_REQUEST in enforces:
-        cannot = tuple(what for what in cannot if what != "CPU share")
+        cannot = tuple(feature for feature in cannot if feature != "CPU share")
     ran = "ran a command as an ordinary user"
     return Probe(kind=name, works=True, reason=ran, fix="", enforces=enforces, cannot=cannot)
 

@@ -146,10 +146,10 @@ def check_trains(sampling: Sampling, run: Sampling) -> None:
         )
 
 
-def _check_size(what: str, content: bytes, limit: int) -> None:
+def _check_size(label: str, content: bytes, limit: int) -> None:
     if len(content) > limit:
         raise TaskError(
-            f"{what} takes {len(content):,} bytes",
+            f"{label} takes {len(content):,} bytes",
             f"at most {limit:,}",
             "put what is large into an image or a file that the env reads",
         )

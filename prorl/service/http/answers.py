@@ -66,7 +66,7 @@ class ErrorBody(BaseModel):
 
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody, "description": what} for _, status, _, what in _ERRORS
+    status: {"model": ErrorBody, "description": meaning} for _, status, _, meaning in _ERRORS
 }
 """Any route may answer so."""
 
@@ -74,7 +74,8 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 def also(shape: object, **answers: str) -> dict[int | str, dict[str, Any]]:
     """Other answers of its shape that a route gives when all is well: `_202="why"`."""
     return {
-        int(status[1:]): {"model": shape, "description": what} for status, what in answers.items()
+        int(status[1:]): {"model": shape, "description": meaning}
+        for status, meaning in answers.items()
     }
 
 

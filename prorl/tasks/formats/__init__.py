@@ -121,14 +121,14 @@ def text(row: Row, key: str) -> str:
     return value
 
 
-def mapping(value: Json, what: str) -> dict[str, Json]:
+def mapping(value: Json, name: str) -> dict[str, Json]:
     """JSON text of an object, or the object. Raises TaskError."""
     try:
         value = json.loads(value) if isinstance(value, str) else value
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise TaskError(f"{what} is {str(value)[:60]}", "the JSON text of an object")
+        raise TaskError(f"{name} is {str(value)[:60]}", "the JSON text of an object")
     return value
 
 

@@ -65,11 +65,11 @@ class UserTool(Python):
         code = self._wait(output, time.monotonic() + LOAD_S)
         if code != 0:
             self.stop()
-            what = f"tool {self._name!r} does not start inside the sandbox: "
+            problem = f"tool {self._name!r} does not start inside the sandbox: "
             if code is None:
-                raise TimeoutError(f"{what}it was not made in {LOAD_S:g} s")
+                raise TimeoutError(f"{problem}it was not made in {LOAD_S:g} s")
             raise BadTool(
-                what + (output.value().decode("utf-8", "replace").strip() or "its process ended")
+                problem + (output.value().decode("utf-8", "replace").strip() or "its process ended")
             )
 
     def run(self, arguments: dict[str, Any], until: float) -> dict[str, Any]:
