@@ -44,7 +44,7 @@ class EnvState(dict[str, Json]):
     def __init__(self, *, seed: int = 0, text: str = "") -> None:
         super().__init__()
         self.seed = seed
-        self.kept = ""
+        self.committed = ""
         """The state as JSON after the last hook that ended well: what is journalled and stored."""
         if text:
             self.load(text)

@@ -25,8 +25,8 @@ from prorl.storage.serve.service import WORKER, serving
 @asynccontextmanager
 async def store(config: ServiceConfig, network: FlightNetwork) -> AsyncIterator[ServicePart]:
     """Start the store and give it once it listens."""
-    async with serving(config, network, network) as (made, work):
-        yield ServicePart(ready={"location": made.location}, work=work)
+    async with serving(config, network, network) as (store_service, work):
+        yield ServicePart(ready={"location": store_service.location}, work=work)
 
 
 if __name__ == "__main__":

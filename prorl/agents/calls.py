@@ -49,7 +49,7 @@ class ToolCalls:
         """Seconds of calls that an earlier worker has made."""
         self.state = context.state
         self.state.clear()
-        self.state.seed, self.state.kept = context.seed, ""
+        self.state.seed, self.state.committed = context.seed, ""
 
     async def run(self, turn: int, number: int, call: ToolCall) -> str:
         """Returns the text that the policy reads of a call, which was recorded before or runs
@@ -100,7 +100,7 @@ class ToolCalls:
             self.recorded_s += answer.tool_s
             if answer.state is not None:
                 self.state.load(answer.state)
-                self.state.kept = answer.state
+                self.state.committed = answer.state
         return answer
 
     def _check_open(self, action: str) -> None:
@@ -109,9 +109,9 @@ class ToolCalls:
         self._context.deadline.check(FailureCode.DEADLINE, action)
 
     def _write(self, turn: int, number: int, text: str | None, tool_s: float) -> None:
-        """Record an answer in the journal, and the env's state where it has changed."""
-        before, after = self.state.kept, self.state.text
-        self.state.kept = after
+        """Write down what was said, and the state that the env is in, where it has changed."""
+        before, after = self.state.committed, self.state.text
+        self.state.committed = after
         self._journal.tell(
             ToolAnswer(
                 turn=turn,

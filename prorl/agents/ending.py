@@ -89,7 +89,7 @@ async def run_to_trajectory(
         llm_s=record.llm_s,
         tool_s=record.tool_s,
         endpoint_counts=record.endpoint_counts,
-        env_state=context.state.kept,
+        env_state=context.state.committed,
     )
 
 

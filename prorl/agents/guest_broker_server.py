@@ -112,14 +112,14 @@ def _tls_context(credentials: AnyCredentials) -> ssl.SSLContext:
     """Shows the service's certificate of the moment of each handshake, and asks for none."""
 
     @lru_cache(maxsize=1)
-    def made(current: Credentials) -> ssl.SSLContext:
+    def context_of(current: Credentials) -> ssl.SSLContext:
         context = current.server_context()
         context.verify_mode = ssl.CERT_NONE  # who it is says its token
         return context
 
     def renew(tls: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
-        tls.context = made(credentials.current)
+        tls.context = context_of(credentials.current)
 
-    context = made(credentials.current)
+    context = context_of(credentials.current)
     context.sni_callback = renew
     return context

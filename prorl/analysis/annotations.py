@@ -22,7 +22,7 @@ def annotation_rows(rows: Iterable[Mapping[str, Json]], *, author: str, run_id: 
     `value` and `comment` may be given as well. Raises UserError, which counts rows from 1.
     """
     now = datetime.now(UTC)
-    made = []
+    annotations = []
     for number, row in enumerate(rows, 1):
         unknown = sorted(set(row) - set(_COLUMNS))
         missing = [name for name in ("rollout_id", "label") if row.get(name) in (None, "")]
@@ -35,9 +35,9 @@ def annotation_rows(rows: Iterable[Mapping[str, Json]], *, author: str, run_id: 
             "author": author,
             "created_at": now,
         }
-        made.append({"comment": "", **row, **fixed})
+        annotations.append({"comment": "", **row, **fixed})
     try:
-        return pa.Table.from_pylist(made, ANNOTATIONS)
+        return pa.Table.from_pylist(annotations, ANNOTATIONS)
     except (pa.ArrowException, OverflowError, TypeError) as error:
         raise UserError(f"annotations: {error}", "whole ids, a number as value, text") from None
 

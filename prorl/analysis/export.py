@@ -203,16 +203,16 @@ def atif(stored: StoredRun, everything: bool = False) -> Rows:
 
 def _calls(row: Mapping[str, Any]) -> Iterable[tuple[int, dict[str, Json]]]:
     """Turn and metrics of each call of a sequence; neighbouring spans of one turn are one call."""
-    start, made = 0, dict[int, dict[str, Json]]()
+    start, calls = 0, dict[int, dict[str, Json]]()
     for end, kind, turn in zip(row["span_end"], row["span_kind"], row["span_turn"], strict=True):
         if kind:
             empty = {"prompt_tokens": start, "prompt_token_ids": row["token_ids"][:start].tolist()}
-            call = made.setdefault(turn, {**empty, "completion_token_ids": [], "logprobs": []})
+            call = calls.setdefault(turn, {**empty, "completion_token_ids": [], "logprobs": []})
             call["completion_token_ids"] += row["token_ids"][start:end].tolist()
             call["logprobs"] += row["logprobs"][start:end].tolist()
             call["completion_tokens"] = len(call["completion_token_ids"])
         start = end
-    return made.items()
+    return calls.items()
 
 
 def _steps(messages: list[Json], calls: Iterator[dict[str, Json]]) -> list[Json]:

@@ -160,10 +160,10 @@ def _calls(
         }
         yield Span(f"chat {turn['backend']}", at, at + turn["llm_s"], attributes)
         at += turn["llm_s"]
-        made = calls.get((row["rollout_id"], row["attempt"], turn["turn"]), [])
-        for call in made:
+        turn_calls = calls.get((row["rollout_id"], row["attempt"], turn["turn"]), [])
+        for call in turn_calls:
             tool = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": call["name"] or ""}
-            end = at + turn["tool_s"] / len(made)
+            end = at + turn["tool_s"] / len(turn_calls)
             yield Span(f"execute_tool {call['name']}", at, end, tool, error=call["error"])
             at = end
 
@@ -202,18 +202,18 @@ class Exporter:
 
     def _span(self, span: Span, parent: Any) -> None:
         context = None if parent is None else self._api.set_span_in_context(parent)
-        made = self._tracer.start_span(
+        started = self._tracer.start_span(
             span.name,
             context=context,
             attributes=span.attributes,
             start_time=int(span.start_s * NS),
         )
         for child in span.children:
-            self._span(child, made)
+            self._span(child, started)
         if span.error:
-            made.set_attribute("error.type", span.error[:200])
-            made.set_status(self._api.StatusCode.ERROR, span.error[:200])
-        made.end(end_time=int(span.end_s * NS))
+            started.set_attribute("error.type", span.error[:200])
+            started.set_status(self._api.StatusCode.ERROR, span.error[:200])
+        started.end(end_time=int(span.end_s * NS))
         self._num_unsent += 1
         if self._num_unsent >= FLUSH_SPANS:  # else the SDK drops what its queue does not hold
             self._provider.force_flush()

@@ -147,14 +147,14 @@ class Wandb:
     def __init__(self, run: StoredRun, folder: Path) -> None:
         wandb = _imported("wandb", "wandb")
         folder.mkdir(parents=True, exist_ok=True)
-        kept = ("run_id", "created_at", "backends", "renderer", "code_version")
+        fields = ("run_id", "created_at", "backends", "renderer", "code_version")
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "prorl"),
             id=run.run_id,
             name=run.run_id,
             resume="allow",
             dir=str(folder),
-            config={name: run.manifest[name] for name in kept if name in run.manifest},
+            config={name: run.manifest[name] for name in fields if name in run.manifest},
         )
         self._run.define_metric("trainer/*", step_metric=STEP)
         for names in ("rollouts/*", "groups/*"):
@@ -177,11 +177,11 @@ def open_tracker(name: str, run: StoredRun, folder: Path) -> Tracker:
         return TRACKERS[name](run, folder)
     module, _, attribute = name.partition(":")
     try:
-        made: Tracker = getattr(import_module(module), attribute)(run, folder)
+        tracker: Tracker = getattr(import_module(module), attribute)(run, folder)
     except (ImportError, AttributeError, ValueError) as error:
         names = ", ".join(TRACKERS)
         raise UserError(f"tracker {name!r}: {error}", f"{names}, or module:Class") from None
-    return made
+    return tracker
 
 
 def _imported(module: str, extra: str) -> Any:

@@ -78,7 +78,7 @@ def open_twisted(
     valid = set(members.column("group_id").to_pylist())
     groups = [group for group in groups if group in index and group in valid]
     if twist.filter:
-        kept = _kept(members, twist.filter)
+        kept = _kept_groups(members, twist.filter)
         groups = [group for group in groups if group in kept]
     if twist.seed is not None:
         random.Random(twist.seed).shuffle(groups)
@@ -120,7 +120,7 @@ def _members(stored: StoredRun, rewards: dict[int, float] | None) -> pa.Table:
     return rows.set_column(place, "num_members", members).cast(MEMBERS)
 
 
-def _kept(members: pa.Table, name: str) -> set[int]:
+def _kept_groups(members: pa.Table, name: str) -> set[int]:
     """Returns the groups that a filter keeps; its SQL does not see groups that are too small.
     It sees no `history`: an order that was made anew does not say what came before a group.
     """

@@ -233,12 +233,12 @@ class _Slots:
 def batch_then_filter(work: Workload, setup: Setup, gen: float = 1.0) -> Outcome:
     slots, fresh = _Slots(work, setup), count()
     for _ in range(setup.steps):
-        kept = 0
-        while kept < setup.step:
+        num_informative = 0
+        while num_informative < setup.step:
             for _ in range(round(gen * setup.step)):
                 slots.begin(next(fresh))
             while slots.missing:
-                kept += _informative(work, slots.until())
+                num_informative += _informative(work, slots.until())
         slots.train()
     return slots.ended()
 
@@ -246,11 +246,11 @@ def batch_then_filter(work: Workload, setup: Setup, gen: float = 1.0) -> Outcome
 def refill_within_step(work: Workload, setup: Setup) -> Outcome:
     slots, fresh, again = _Slots(work, setup), count(), deque[int]()
     for _ in range(setup.steps):
-        kept = 0
-        while kept < setup.step:
+        num_informative = 0
+        while num_informative < setup.step:
             while slots.free > 0:
                 slots.begin(again.popleft() if again else next(fresh))
-            kept += _informative(work, slots.until())
+            num_informative += _informative(work, slots.until())
         again.extend(slots.cancel())
         slots.train()
     return slots.ended()
@@ -349,7 +349,7 @@ class _VirtualService:
         self.running: dict[AttemptKey, tuple[float, RolloutRecord, int]] = {}
         """When it began, and the version that it samples with."""
         self.ends: list[tuple[float, AttemptKey]] = []
-        self.kept: list[tuple[int, int, int]] = []
+        self.kept_groups: list[tuple[int, int, int]] = []
         """A heap: version, order, group."""
         self.num_handed = 0
         self.busy_until = math.inf
@@ -467,16 +467,18 @@ class _VirtualService:
         for event in rows.events:
             if event.event == "decided" and event.kept:
                 entry = event.min_version, event.event_seq, event.group_id
-                heapq.heappush(self.kept, entry)
+                heapq.heappush(self.kept_groups, entry)
             elif event.event == "decided" and event.reason in TEACHES_NOTHING:
                 self.outcome.dropped += event.num_members
 
     def _hand_out(self) -> bool:
         """Returns whether the trainer, which waits for its step's groups, got some."""
         missing = self.setup.step - self.num_handed
-        if self.busy_until < math.inf or not missing or not self.kept:
+        if self.busy_until < math.inf or not missing or not self.kept_groups:
             return False
-        groups = [heapq.heappop(self.kept) for _ in range(min(missing, len(self.kept)))]
+        groups = [
+            heapq.heappop(self.kept_groups) for _ in range(min(missing, len(self.kept_groups)))
+        ]
         handed = self.core.groups.handout(self.run, [KeptGroup(g, v) for v, _, g in groups])
         self.num_handed += len(handed.delivered)
         if self.num_handed == self.setup.step:

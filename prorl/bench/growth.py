@@ -49,7 +49,7 @@ from prorl.service.core.outbox import read_page, run_news
 from prorl.service.core.state import RunRecord
 from prorl.service.log import log_schema as sql
 from prorl.service.log.log import ControlLog
-from prorl.service.submissions import PIECE
+from prorl.service.submissions import ACCEPT_BATCH
 from prorl.storage.files.layout import RunDir
 from prorl.storage.read.groups import GroupIndex
 from prorl.storage.serve.delivery import LiveOrder
@@ -80,7 +80,7 @@ MEMORY = 8_000
 """Rollouts whose memory is counted."""
 
 N = 8
-CHUNK = PIECE // N
+CHUNK = ACCEPT_BATCH // N
 """Groups of a request that are accepted in one step."""
 WINDOW = 32
 """Groups in hand."""

@@ -92,8 +92,8 @@ async def _measure(counts: tuple[int, ...], waits: tuple[float, ...]) -> list[Me
         root = Path(folder) / "root"
         async with Supervisor(_config(root, waits)) as service:
             client = await asyncio.to_thread(connect, root)
-            with placer(root, COMMON) as made:
-                async with clusters.local(made, leavers) as cluster:
+            with placer(root, COMMON) as node_placer:
+                async with clusters.local(node_placer, leavers) as cluster:
                     pids = [service.children[name].pid or 0 for name in (SERVICE, "store")]
                     points = []
                     for nodes in counts:

@@ -114,8 +114,8 @@ async def measure(
     async with AsyncExitStack() as stack:
 
         async def child(module: str, *arguments: str) -> Answering:
-            made = Answering("-m", module, *arguments)
-            return await stack.enter_async_context(made)
+            process = Answering("-m", module, *arguments)
+            return await stack.enter_async_context(process)
 
         server = await child("prorl.bench.stream", "serve", *map(str, dirs))
         location, port = str(server.ready["location"]), 0

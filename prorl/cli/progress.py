@@ -60,13 +60,13 @@ def figures(run: Run, tokens_per_s: float, more: Iterable[str] = ()) -> str:
 def decided(run: Run) -> str:
     """Groups that were kept and dropped, with the reasons; empty before the first."""
     states, reasons = run.get("groups", {}), run.get("dropped", {})
-    kept = sum(states.get(state, 0) for state in KEPT)
+    num_kept = sum(states.get(state, 0) for state in KEPT)
     dropped = states.get(GroupState.DROPPED, 0)
-    if not kept + dropped:
+    if not num_kept + dropped:
         return ""
     most = sorted(reasons.items(), key=lambda item: -item[1])[:3]
     words = ", ".join(f"{number:,} {clean(reason)}" for reason, number in most)
-    return f"groups kept {kept:,}, dropped {dropped:,}" + (f" ({words})" if words else "")
+    return f"groups kept {num_kept:,}, dropped {dropped:,}" + (f" ({words})" if words else "")
 
 
 def speed(done: int, total: int, seconds: float) -> str:

@@ -201,10 +201,10 @@ class NetworkConfig(StrictModel):
         """
         if self.mode == network_policy.NO_NETWORK:
             return {}
-        kept = {"mode", "allowed_hosts", "env", "files", "upstream_resolves"}
+        host_keys = {"mode", "allowed_hosts", "env", "files", "upstream_resolves"}
         service = filter(None, map(network_policy.target_of, closed_urls))
         return {
-            **self.model_dump(include=kept),
+            **self.model_dump(include=host_keys),
             "mirrors": [network_policy.read_target(host) for host in self.mirrors],
             "closed": [*service, *map(network_policy.read_target, self.closed_hosts)],
         }

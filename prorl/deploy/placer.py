@@ -57,21 +57,21 @@ def placer(root: Path, settings: Mapping[str, Json], host: str = "127.0.0.1") ->
             f"{join} does not exist", "a service for other hosts", "prorl serve --listen HOST:PORT"
         )
     name = f"p{secrets.token_hex(3)}"
-    made = Placer(name, root / "placers" / name, join, host)
-    made.folder.mkdir(mode=0o700, parents=True)
+    new_placer = Placer(name, root / "placers" / name, join, host)
+    new_placer.folder.mkdir(mode=0o700, parents=True)
     try:
-        made.settings.write_bytes(orjson.dumps(dict(settings)))
-        credentials = Authority.of(made.folder).credentials("node", AUTHORITY_DAYS)
-        (made.folder / "authority.pem").unlink()
+        new_placer.settings.write_bytes(orjson.dumps(dict(settings)))
+        credentials = Authority.of(new_placer.folder).credentials("node", AUTHORITY_DAYS)
+        (new_placer.folder / "authority.pem").unlink()
         for file, text in zip(
-            _files(made.folder),
+            _files(new_placer.folder),
             (credentials.authority, credentials.certificate, credentials.key),
             strict=True,
         ):
             write_private(file, text)
-        yield made
+        yield new_placer
     finally:
-        shutil.rmtree(made.folder, ignore_errors=True)
+        shutil.rmtree(new_placer.folder, ignore_errors=True)
 
 
 def security(folder: Path) -> Security:

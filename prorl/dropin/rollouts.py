@@ -171,8 +171,8 @@ class RolloutRequests:
             run_id = stem if number == 1 else f"{stem}-{number}"
             # its instances come from many jobs: a prompt too long is its own job's end
             make = partial(self.client.create_run, run_id=run_id, skip_invalid=True, **config)
-            made = await asyncio.to_thread(make)
-            if made["state"] == "open" and not made["last"]:
+            run = await asyncio.to_thread(make)
+            if run["state"] == "open" and not run["last"]:
                 return run_id, below(self._root, run_id)
         raise AssertionError
 

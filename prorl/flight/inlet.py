@@ -133,12 +133,10 @@ class Inlet:
         self._announced = set(locations)
         for location in self._announced - self._dialling.keys():
             self._dialling[location] = asyncio.ensure_future(self._keep(location))
-            self._dialling[location].add_done_callback(self._kept)
+            self._dialling[location].add_done_callback(self._note_failure)
 
-    def _kept(self, task: asyncio.Task[None]) -> None:
-        """Keep an error of a task that serves an upstream, which `take` then raises: a bug of ours
-        must not end as silence.
-        """
+    def _note_failure(self, task: asyncio.Task[None]) -> None:
+        """A bug of ours while serving an upstream must not end as silence."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._broken = error
             self._arrived.set()

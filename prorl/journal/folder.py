@@ -118,7 +118,7 @@ class Journals:
         journal = self._open[key] = _Open(key, Path(), -1)
         fresh = not self._spare
         try:
-            journal.path, journal.fd = self._made() if fresh else self._spare.pop()
+            journal.path, journal.fd = self._new_file() if fresh else self._spare.pop()
         except OSError as error:
             self._give_up(journal, error)
             return
@@ -126,14 +126,14 @@ class Journals:
         if fresh:
             self._sync_folder(journal)
 
-    def _made(self) -> tuple[Path, int]:
+    def _new_file(self) -> tuple[Path, int]:
         path = self._folder / f"{next(self._numbers)}{SUFFIX}"
         return path, os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
 
     def attempt(self, key: AttemptKey, *, on_lost_tool_call: str) -> AttemptJournal:
         recovered, resumes = self._pasts.pop(key, (None, 0))
-        kept = self._open.get(key)
-        sink = partial(self._write, kept) if kept is not None else None
+        opened = self._open.get(key)
+        sink = partial(self._write, opened) if opened is not None else None
         journal = AttemptJournal(sink, on_lost_tool_call=on_lost_tool_call, resumes=resumes)
         for record in recovered.records if recovered else ():
             journal.remember(record)

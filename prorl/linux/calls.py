@@ -162,16 +162,19 @@ def die_with_parent(signal_number: int, parent: int = 0) -> None:
         os._exit(1)
 
 
-def drop_capabilities(kept: int = 0) -> None:
+def drop_capabilities(kept_mask: int = 0) -> None:
     """Empty every capability set but for a mask's, the bounding set included, and forbid new
     privileges for ever.
     """
     for capability in range(64):
-        if kept >> capability & 1:
+        if kept_mask >> capability & 1:
             continue
         if _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) != 0:
             break
-    header, words = struct.pack("Ii", 0x20080522, 0), struct.pack("6I", kept, kept, 0, 0, 0, 0)
+    header, words = (
+        struct.pack("Ii", 0x20080522, 0),
+        struct.pack("6I", kept_mask, kept_mask, 0, 0, 0, 0),
+    )
     _check(_libc.capset(header, words), "capset")
     prctl(PR_SET_NO_NEW_PRIVS, 1)
 

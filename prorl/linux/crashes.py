@@ -47,9 +47,9 @@ _now: bytes | None = None
 
 def page() -> int:
     """Returns the page for a child; the caller closes it."""
-    made = os.memfd_create("at-work", os.MFD_CLOEXEC)
-    os.truncate(made, PAGE_BYTES)
-    return made
+    memfd = os.memfd_create("at-work", os.MFD_CLOEXEC)
+    os.truncate(memfd, PAGE_BYTES)
+    return memfd
 
 
 def read(page: int) -> str:

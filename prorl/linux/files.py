@@ -22,8 +22,8 @@ def make_folder(path: Path, mode: int = 0o777) -> list[Path]:
     path = path.absolute()
     missing = [above for above in [*reversed(path.parents), path] if not above.exists()]
     path.mkdir(mode=mode, parents=True, exist_ok=True)
-    for made in missing:
-        sync_directory(made.parent)
+    for folder in missing:
+        sync_directory(folder.parent)
     return missing
 
 

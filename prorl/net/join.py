@@ -101,8 +101,8 @@ def new_join(
     root: Path, role: str, url: str, token: str, days: float = LEAF_DAYS, node: str = ""
 ) -> Join:
     """The content of a join file; `node`: for this one alone. Raises ConfigError."""
-    made = Authority.of(root / "tls").credentials(role, days, node)
-    return Join(url=url, token=token, **asdict(made))
+    credentials = Authority.of(root / "tls").credentials(role, days, node)
+    return Join(url=url, token=token, **asdict(credentials))
 
 
 def url_of(root: Path) -> str:

@@ -150,8 +150,8 @@ class Credentials:
 
     @property
     def lifetime_days(self) -> float:
-        made = _certificate(self.certificate)
-        return (made.not_valid_after_utc - made.not_valid_before_utc - BACKDATE) / DAY
+        certificate = _certificate(self.certificate)
+        return (certificate.not_valid_after_utc - certificate.not_valid_before_utc - BACKDATE) / DAY
 
     @property
     def ends_soon(self) -> bool:

@@ -79,15 +79,15 @@ async def _keep(place: Path, limit_bytes: int, sandbox: Sandbox, work_s: float) 
 
 
 def _trim(folder: Path, limit_bytes: int) -> None:
-    kept = []
+    files = []
     for path in folder.iterdir():
         with suppress(FileNotFoundError):  # others trim, too
             about = path.stat()
             if about.st_size and path.suffix != PACKING:
-                kept.append((about.st_mtime_ns, about.st_size, path))
-    kept.sort()
-    too_much = sum(num_bytes for _, num_bytes, _ in kept) - limit_bytes
-    for _, num_bytes, path in kept:
+                files.append((about.st_mtime_ns, about.st_size, path))
+    files.sort()
+    too_much = sum(num_bytes for _, num_bytes, _ in files) - limit_bytes
+    for _, num_bytes, path in files:
         if too_much <= 0:
             return
         path.unlink(missing_ok=True)

@@ -32,8 +32,8 @@ def routed_values(sequence: Sequence) -> tuple[int, int, bytes, bool]:
     experts = sequence.routed_experts
     assert experts is not None
     wide = bool(experts.size) and not 0 <= int(experts.min()) <= int(experts.max()) < 256
-    kept = experts.astype("<i2" if wide else "u1", copy=False)
-    return sequence.segment, experts.shape[1], kept.tobytes(), wide
+    narrow = experts.astype("<i2" if wide else "u1", copy=False)
+    return sequence.segment, experts.shape[1], narrow.tobytes(), wide
 
 
 def read_sequences(values: pa.StructArray) -> tuple[Sequence, ...]:

@@ -143,10 +143,10 @@ async def _web(
 
     def take(connection: socket.socket, caller: Caller) -> None:
         def protocol() -> asyncio.Protocol:
-            made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
+            protocol_instance: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
                 config=config, server_state=server.server_state, app_state={"caller": caller}
             )
-            return made
+            return protocol_instance
 
         asyncio.run_coroutine_threadsafe(loop.connect_accepted_socket(protocol, connection), loop)
 

@@ -46,7 +46,7 @@ from prorl.tokenizer import UNBOUNDED_TOKEN_BYTES
 from prorl.types import Json, Message, Task, ToolSpec
 from prorl.waits import wait_limit_s
 
-PIECE = 1000
+ACCEPT_BATCH = 1000
 """Rollouts that are checked or accepted before the loop serves others; one group may have more."""
 
 
@@ -236,14 +236,14 @@ async def _check_backends(
 
 
 def pieces(sizes: Sequence[int]) -> Iterator[slice]:
-    """Neighbours of at most `PIECE` together, at least one each.
+    """Neighbours of at most `ACCEPT_BATCH` together, at least one each.
 
     >>> list(pieces([600, 400, 1, 5000, 3]))
     [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None), slice(4, 5, None)]
     """
     first = total = 0
     for place, size in enumerate(sizes):
-        if place > first and total + size > PIECE:
+        if place > first and total + size > ACCEPT_BATCH:
             yield slice(first, place)
             first, total = place, 0
         total += size

@@ -38,7 +38,7 @@ class Root:
         self.path = path.absolute()
         self.socket_dir = Path()
         self._lock_fd = -1
-        self._made: list[Path] = []
+        self._new_folders: list[Path] = []
         """Folders that did not exist before, outermost first."""
 
     @property
@@ -52,7 +52,7 @@ class Root:
         Raises ConfigError or ConflictError.
         """
         try:
-            self._made = make_folder(self.path, 0o700)
+            self._new_folders = make_folder(self.path, 0o700)
             self._lock_fd = locks.take(self.path / "lock")
         except BlockingIOError:
             owner = (self.path / "lock").read_text(errors="replace").strip()
@@ -112,8 +112,8 @@ class Root:
         if self.socket_dir != Path():
             shutil.rmtree(self.socket_dir, ignore_errors=True)
         shutil.rmtree(box_dir(self.path), ignore_errors=True)
-        if forget and self._made and not any(self.path.glob("*/manifest.json")):
-            shutil.rmtree(self._made[0], ignore_errors=True)
+        if forget and self._new_folders and not any(self.path.glob("*/manifest.json")):
+            shutil.rmtree(self._new_folders[0], ignore_errors=True)
         os.close(self._lock_fd)
         self._lock_fd = -1
 

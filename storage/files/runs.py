@@ -37,8 +37,8 @@ def is_run(where: str | Path) -> bool:
 def list_runs(root: str | Path) -> list[str]:
     if not is_url(root):
         paths = [p for p in Path(root).iterdir() if p.name[0] != "."] if Path(root).is_dir() else []
-        made = {p.name: (p / MANIFEST).stat().st_mtime for p in paths if is_run(p)}
-        return sorted(made, key=made.__getitem__)
+        mtimes = {p.name: (p / MANIFEST).stat().st_mtime for p in paths if is_run(p)}
+        return sorted(mtimes, key=mtimes.__getitem__)
     with _reachable(root):
         folder = RunDir(root)
         folder.fs.invalidate_cache()

@@ -320,8 +320,8 @@ def _remove_replaced(run: RunDir, before: float) -> Iterator[str]:
     """Remove commits that a range published before `before` stands for, files before names."""
     names = run.commit_names()
     replaced = _replaced(run, names, before)
-    kept = run.read_commits([name for name in names if name not in set(replaced)])
-    named = {file.path for commit in kept for file in commit.files}
+    current = run.read_commits([name for name in names if name not in set(replaced)])
+    named = {file.path for commit in current for file in commit.files}
     for name in replaced:
         with suppress(FileNotFoundError):
             for commit in run.read_commits([name]):

@@ -74,9 +74,9 @@ class GroupIndex:
     cache_bytes: int = CACHE_BYTES
     _files: list[GroupKeys] = field(default_factory=list)
     _where: dict[int, list[GroupRows]] = field(default_factory=dict)
-    _kept: OrderedDict[tuple[str, int], pa.Table] = field(default_factory=OrderedDict)
+    _tables: OrderedDict[tuple[str, int], pa.Table] = field(default_factory=OrderedDict)
     """Row groups that were just written or read, by file and number; at least the last one."""
-    kept_bytes: int = 0
+    table_bytes: int = 0
     _footers: OrderedDict[str, pq.FileMetaData] = field(default_factory=OrderedDict)
     _routing: dict[str, tuple[PartFile, int]] = field(default_factory=dict)
     """Files of the table `routed_experts`, with the commit that names each."""
@@ -103,10 +103,10 @@ class GroupIndex:
             self._keep((file.path, number), rows.slice(start, stop - start))
 
     def _keep(self, key: tuple[str, int], rows: pa.Table) -> None:
-        self._kept[key] = rows
-        self.kept_bytes += rows.nbytes
-        while len(self._kept) > 1 and self.kept_bytes > self.cache_bytes:
-            self.kept_bytes -= self._kept.popitem(last=False)[1].nbytes
+        self._tables[key] = rows
+        self.table_bytes += rows.nbytes
+        while len(self._tables) > 1 and self.table_bytes > self.cache_bytes:
+            self.table_bytes -= self._tables.popitem(last=False)[1].nbytes
 
     def _add(self, keys: GroupKeys) -> None:
         number = len(self._files)
@@ -160,8 +160,8 @@ class GroupIndex:
         for keys in (*files, *pending):
             self._add(keys)
         there = {keys.file.path for keys in self._files}
-        for key in [key for key in self._kept if key[0] not in there]:
-            self.kept_bytes -= self._kept.pop(key).nbytes
+        for key in [key for key in self._tables if key[0] not in there]:
+            self.table_bytes -= self._tables.pop(key).nbytes
 
     def read(self, group_id: int) -> pa.RecordBatch:
         """All sequences of a group, sorted by (sample_index, segment), without those of rollouts
@@ -213,7 +213,7 @@ class GroupIndex:
         return rows.slice(at[0], at[-1] + 1 - at[0])
 
     def _row_group(self, file: PartFile, number: int) -> pa.Table:
-        if (rows := self._kept.get((file.path, number))) is not None:
+        if (rows := self._tables.get((file.path, number))) is not None:
             return rows
         with PartReader(self.run, file, self._footers.pop(file.path, None)) as part:
             self._footers[file.path] = part.footer

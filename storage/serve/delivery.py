@@ -138,9 +138,9 @@ class LiveOrder:
         self.run_id = run_id
         self._size, self._handout, self._save_cursor = size, handout, save_cursor
         self._clock, self._used_at = clock, clock()
-        self._kept: dict[int, int] = {}
+        self._undelivered: dict[int, int] = {}
         self._oldest_first: list[_Entry] = []
-        """A heap over `_kept`; an entry whose group is not kept any more is skipped."""
+        """A heap over `_undelivered`; an entry whose group is not kept any more is skipped."""
         self._decisions = count()
         self._delivered = array("q")
         self._cursors: dict[str, int] = {}
@@ -157,11 +157,11 @@ class LiveOrder:
 
     @property
     def finished(self) -> bool:
-        return self._finished and not self._kept
+        return self._finished and not self._undelivered
 
     @property
     def num_kept(self) -> int:
-        return len(self._kept)
+        return len(self._undelivered)
 
     @property
     def idle_s(self) -> float:
@@ -185,7 +185,7 @@ class LiveOrder:
                 self._place(event.group_id, event.delivery_seq)
             elif event.event == "stale":
                 self._is_new(event.group_id)
-                self._kept.pop(event.group_id, None)
+                self._undelivered.pop(event.group_id, None)
             elif event.kept:
                 self.keep(event.group_id, event.min_version)
 
@@ -203,7 +203,7 @@ class LiveOrder:
     def keep(self, group_id: int, min_version: int) -> None:
         """Note that the log has kept a group, which may be handed out from now on. Idempotent."""
         if self._is_new(group_id):
-            self._kept[group_id] = min_version
+            self._undelivered[group_id] = min_version
             heapq.heappush(self._oldest_first, _Entry(min_version, next(self._decisions), group_id))
             self._wake()
 
@@ -219,7 +219,7 @@ class LiveOrder:
 
     def _place(self, group_id: int, seq: int) -> None:
         self._is_new(group_id)
-        self._kept.pop(group_id, None)
+        self._undelivered.pop(group_id, None)
         if seq == len(self._delivered):
             self._delivered.append(group_id)
         assert self._delivered[seq] == group_id, f"delivery_seq {seq} belongs to two groups"
@@ -247,7 +247,7 @@ class LiveOrder:
         deadline = asyncio.get_running_loop().time() + request.wait_s
         earlier_stall = self._stalled
         while self.delivered == request.seq and not self.finished:
-            if self._kept:
+            if self._undelivered:
                 await self._hand_out(request)
                 continue
             try:
@@ -279,7 +279,7 @@ class LiveOrder:
                 await self._ask_for(groups[first : first + HANDED_AT_ONCE])
         finally:
             for entry in chosen:
-                if entry.group_id in self._kept:
+                if entry.group_id in self._undelivered:
                     heapq.heappush(self._oldest_first, entry)
         self._wake()
 
@@ -289,7 +289,7 @@ class LiveOrder:
             self._place(place.group_id, place.delivery_seq)
         for group_id in {*(group.group_id for group in groups), *answer.stale}:
             # Stale, or unknown to the log: either way nobody will get it.
-            self._kept.pop(group_id, None)
+            self._undelivered.pop(group_id, None)
 
     def _pop_oldest(self, request: OrderRequest) -> list[_Entry]:
         """Takes kept groups to ask for, within the bounds but at least one; O(their number)."""
@@ -297,7 +297,7 @@ class LiveOrder:
         total = 0
         while self._oldest_first:
             entry = heapq.heappop(self._oldest_first)
-            if entry.group_id not in self._kept:
+            if entry.group_id not in self._undelivered:
                 continue
             total += self._size(entry.group_id)
             full = request.max_groups and len(chosen) >= request.max_groups

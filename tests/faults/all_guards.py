@@ -111,7 +111,7 @@ BY_HAND: dict[str, list[tuple[str, str]]] = {
         )
     ],
     "LeaseGrants.pump": [("(run.in_hand, place, run)", "(0, place, run)")],
-    "make_folder": [("        sync_directory(made.parent)\n", "        pass\n")],
+    "make_folder": [("        sync_directory(folder.parent)\n", "        pass\n")],
     "RunDir.create": [("            sync_directory(Path(self.root))\n", "            pass\n")],
 }
 """By the words of the page: each piece of their files that is replaced, and by what."""

@@ -13,7 +13,7 @@ from prorl.control import (
     KeptGroup,
 )
 from prorl.service.core.recover import load_keys
-from prorl.service.core.rollouts import PIECE
+from prorl.service.core.rollouts import END_BATCH
 from prorl.service.core.state import PREFETCH_ROLLOUTS
 from prorl.service.log import log_schema as sql
 from prorl.service.log.log import ControlLog
@@ -115,39 +115,39 @@ def test_what_waits_is_read_many_groups_at_a_time(
 
 def test_cancelling_a_long_queue_is_cut_into_pieces(hand: SteppedCore) -> None:
     core = hand.core
-    submit(hand, "r", 3 * PIECE)
+    submit(hand, "r", 3 * END_BATCH)
     run = core.run("r")
     core.cancel_run(run)
     pieces = 0
     while core.grants.prune():
         pieces += 1
         outbox_rows = dict(hand.write().writes).get(sql.TELL_STORE, [])
-        assert len(outbox_rows) <= 4 * PIECE, "two pieces, two rows for each rollout"
+        assert len(outbox_rows) <= 4 * END_BATCH, "two pieces, two rows for each rollout"
     hand.write()
     assert 2 <= pieces <= 5
-    assert run.counts[RolloutState.CANCELLED] == 3 * PIECE
+    assert run.counts[RolloutState.CANCELLED] == 3 * END_BATCH
 
 
 def test_what_is_in_hand_is_cancelled_in_pieces_too_and_gets_no_lease(log: ControlLog) -> None:
     hand = SteppedCore(log)
     core = hand.core
-    core.create_run(run_config(max_open_groups=4 * PIECE))
+    core.create_run(run_config(max_open_groups=4 * END_BATCH))
     (worker,) = hand.come("init")
-    submit(hand, "r", 4 * PIECE)
-    core.pump(3 * PIECE)
+    submit(hand, "r", 4 * END_BATCH)
+    core.pump(3 * END_BATCH)
     hand.write()
     core.workers.handle_disconnect(worker)
     core.cancel_run(hand.run)
-    core.pump(PIECE)
-    assert hand.run.counts[RolloutState.CANCELLED] == PIECE
+    core.pump(END_BATCH)
+    assert hand.run.counts[RolloutState.CANCELLED] == END_BATCH
     assert not hand.write().granted, "they wait again, and nobody gets them any more"
     hand.restart()
     steps = [hand.run.counts[RolloutState.CANCELLED]]
     while hand.core.grants.prune():
         steps.append(hand.run.counts[RolloutState.CANCELLED])
         hand.write()
-    assert max(b - a for a, b in pairwise(steps)) <= PIECE
-    assert hand.run.counts[RolloutState.CANCELLED] == 4 * PIECE
+    assert max(b - a for a, b in pairwise(steps)) <= END_BATCH
+    assert hand.run.counts[RolloutState.CANCELLED] == 4 * END_BATCH
 
 
 def test_waiting_behind_other_runs_uses_up_no_budget(hand: SteppedCore) -> None:

@@ -275,7 +275,7 @@ def test_cached_rows_equal_stored_rows_and_stay_within_bounds(tmp_path: Path) ->
         written = pa.Table.from_batches([tables(pa.concat_batches(rows))["sequences"]])
         index.add_written(file, written, commit.commit_seq)
     cold.take_over(cold.look())
-    assert 0 < index.kept_bytes <= 4000
+    assert 0 < index.table_bytes <= 4000
     for group_id in range(8):
         assert row_hashes(index.read(group_id)) == row_hashes(cold.read(group_id))
 

@@ -60,9 +60,9 @@ def draw(logits_RV: Float32, uniform_R: Float64, params: list[SamplingParams]) -
             if param.top_k:
                 weights[param.top_k :] = 0.0
             before = weights.cumsum() - weights
-            kept = order[(before < param.top_p * weights.sum()) & (weights > 0)]
+            nucleus = order[(before < param.top_p * weights.sum()) & (weights > 0)]
             restricted = np.full_like(scaled_V, -np.inf)
-            restricted[kept] = scaled_V[kept]
+            restricted[nucleus] = scaled_V[nucleus]
             scaled_RV[row] = restricted
     scaled_RV -= scaled_RV.max(axis=1, keepdims=True)
     cumulative_RV = np.exp(scaled_RV).cumsum(axis=1)

@@ -79,13 +79,15 @@ def cluster(
     checked = parse(ServiceConfig, settings, "service")
     client = connect(root)
     leavers = NodeDrainer(checked.drain_s, checked.sigterm_drain_s, partial(drain_and_wait, client))
-    with placer(root, settings, "127.0.0.1" if system == "local" else _own_address(root)) as made:
+    with placer(
+        root, settings, "127.0.0.1" if system == "local" else _own_address(root)
+    ) as node_placer:
         if system == "local":
-            make = partial(clusters.local, made, leavers)
+            make = partial(clusters.local, node_placer, leavers)
         else:
             job: dict[str, Any] = {"cores": cores, "memory": memory, "walltime": walltime}
             job |= {"job_extra_directives": option or []} | ({"queue": queue} if queue else {})
-            make = partial(clusters.jobs, system, made, leavers, **job)
+            make = partial(clusters.jobs, system, node_placer, leavers, **job)
         if dry_run:
             return asyncio.run(_show(make))
 

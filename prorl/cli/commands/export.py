@@ -73,8 +73,8 @@ def export(
     if format_ in LINES:
         total = stored.sql("select count(distinct rollout_id) as n from sequences")["n"][0].as_py()
     summary = {"run": stored.run_id, "rows": count, "of": total, "out": str(out)}
-    kept = "" if count == total else f" of {total:,}, those of kept groups (--all: every one)"
-    answer(summary, [f"{stored.run_id}: {count:,} rows{kept} in {out}"], json=json)
+    share = "" if count == total else f" of {total:,}, those of kept groups (--all: every one)"
+    answer(summary, [f"{stored.run_id}: {count:,} rows{share} in {out}"], json=json)
     return 0
 
 

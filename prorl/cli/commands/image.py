@@ -87,10 +87,10 @@ def build(
         "replace": "1" if replace else "",
         "settings": json_text.dumps(sandbox_environment().build.model_dump(exclude_defaults=True)),
     }
-    made = asyncio.run(make_image(registry_root(images), job, BUILD_S, _echo))
-    place = f", at {made.path}" if made.path else f", {len(made.layers)} layers"
-    size = _sizes(Registry(registry_root(images)).list())[made.digest]
-    say(f"{name}: {size / 1e6:.0f} MB, {made.digest[:12]}{place}")
+    image = asyncio.run(make_image(registry_root(images), job, BUILD_S, _echo))
+    place = f", at {image.path}" if image.path else f", {len(image.layers)} layers"
+    size = _sizes(Registry(registry_root(images)).list())[image.digest]
+    say(f"{name}: {size / 1e6:.0f} MB, {image.digest[:12]}{place}")
     return 0
 
 
@@ -244,9 +244,9 @@ def _sizes(there: list[Image]) -> dict[str, int]:
 
 
 def _row(image: Image, num_bytes: int) -> tuple[object, ...]:
-    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(image.made_at))
+    made_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(image.made_at))
     size = f"{num_bytes / 1e6:.0f}"
-    return (",".join(image.names), image.digest[:12], size, image.files, made, image.source)
+    return (",".join(image.names), image.digest[:12], size, image.files, made_at, image.source)
 
 
 @image.command

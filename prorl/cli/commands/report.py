@@ -94,7 +94,9 @@ def _compare(names: tuple[str, str], root: str, limit: int, *, json: bool) -> in
     first, second = (summarise(place) for place in places)
     figures = {name: [first[name], second[name]] for name in FIGURES}
     makers = [_provenance(StoredRun(place)) for place in places]
-    made = {fact: [facts.get(fact, "") for facts in makers] for fact in {**makers[0], **makers[1]}}
+    provenance = {
+        fact: [facts.get(fact, "") for facts in makers] for fact in {**makers[0], **makers[1]}
+    }
     first_run, second_run = (open_runs(place) for place in places)
     ask_first, ask_second = (
         partial(lambda opened, sql: opened.table(sql).to_pylist(), opened)
@@ -107,7 +109,7 @@ def _compare(names: tuple[str, str], root: str, limit: int, *, json: bool) -> in
         say_json(
             {
                 "figures": figures,
-                "provenance": made,
+                "provenance": provenance,
                 "shared_tasks": len(comparison.tasks),
                 "difference": dict(zip(("mean", "low", "high"), interval, strict=True)),
                 "metrics": None if metrics is None else metrics._asdict(),
@@ -119,12 +121,12 @@ def _compare(names: tuple[str, str], root: str, limit: int, *, json: bool) -> in
     if metrics is not None:
         rows = [(name, *pair) for name, pair in metrics.values.items()]
         table((f"trainer at step {metrics.step}", *names), rows)
-    other = {fact: pair for fact, pair in made.items() if pair[0] != pair[1]}
+    other = {fact: pair for fact, pair in provenance.items() if pair[0] != pair[1]}
     if other:
         table(("made by", *names), [(fact, *pair) for fact, pair in other.items()])
     else:
-        same = [fact for fact in made if not fact.startswith("run.")]
-        same += ["settings"] if len(same) < len(made) else []
+        same = [fact for fact in provenance if not fact.startswith("run.")]
+        same += ["settings"] if len(same) < len(provenance) else []
         say(f"both made by the same: {', '.join(same)}")
     say(f"{len(comparison.tasks):,} tasks in both, {len(changed):,} with another mean reward")
     if comparison.tasks:

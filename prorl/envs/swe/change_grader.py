@@ -114,7 +114,7 @@ class ChangeGrader:
         self._facts = Facts()
         self._key = _digest(task)
         self._change_key = self._key + _digest(artifact)
-        self._kept = _ungraded.get(self._change_key)
+        self._earlier = _ungraded.get(self._change_key)
         self._real: Tested | None = None
         self._real_s = 0.0
         self._has_twin, self._has_twin_result = False, False
@@ -133,8 +133,8 @@ class ChangeGrader:
                 if await snapshot:
                     self._facts = await self._learn()
                     order = shuffled([REAL, *range(min(NUM_TWINS, self._facts.num_draws))])
-                    if self._kept is not None:
-                        self._real, self._draw, suspects = self._kept
+                    if self._earlier is not None:
+                        self._real, self._draw, suspects = self._earlier
                         self._suspects = dict(suspects)
                         order = [turn for turn in order if turn not in (REAL, *suspects)]
             problem, exclusions = await self._change()
@@ -173,7 +173,9 @@ class ChangeGrader:
         """Returns whether the change is slow and no twin had the time to end."""
         reference_s = self._facts.reference_s
         is_slow = reference_s > 0 and self._real_s > SLOWER * reference_s + SLOWER_S
-        return self._has_twin and not self._has_twin_result and (is_slow or self._kept is not None)
+        return (
+            self._has_twin and not self._has_twin_result and (is_slow or self._earlier is not None)
+        )
 
     def _keep(self) -> None:
         """Keep what is known, for the next asking."""
@@ -315,7 +317,7 @@ class ChangeGrader:
             reference = await self._twin(turn, seed, self._with_reference)
             names = reference.failing(names)
             again = await self._twin(turn, seed, self._fresh) if names else NOTHING
-            self._is_late = again.timed_out or (reference.timed_out and self._kept is None)
+            self._is_late = again.timed_out or (reference.timed_out and self._earlier is None)
             if not self._is_late:
                 del self._suspects[turn]
             if forged := again.passing(names):

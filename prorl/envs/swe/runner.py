@@ -86,8 +86,8 @@ def environment(job: dict[str, Any], witness_fd: int, place: str) -> dict[str, s
         ("PYTHONPATH", place, ":"),
         ("PYTEST_ADDOPTS", "-p prorl_pytest", " "),
     ):
-        kept = env.get(name, "")
-        env[name] = ours + between + kept if kept else ours
+        inherited = env.get(name, "")
+        env[name] = ours + between + inherited if inherited else ours
     return env
 
 

@@ -78,7 +78,7 @@ class ImageCache:
             if os.path.isdir(image):
                 check_shell(image, f"image {image!r}")
                 return (image,)
-            return await self._kept(_sif(image), {"do": "unpack", "source": image})
+            return await self._image_of(_sif(image), {"do": "unpack", "source": image})
 
     async def _from_dockerfile(self, folder: Path) -> tuple[str, ...]:
         """The folders of a Dockerfile's image, built by the first who asks."""
@@ -88,14 +88,14 @@ class ImageCache:
         if name not in self._registry.names():
             if reason := self._registry.failure_of(name):
                 raise UserError(f"image {folder}: {reason}", "a Dockerfile that builds")
-            await self._made(name, build_job(folder, name, self._build))
+            await self._make_once(name, build_job(folder, name, self._build))
         return self._hold(self._registry.digest_of_name(name))
 
     async def layer(self, recipe: LayerRecipe) -> str:
         """The folder of a layer of packages. Raises SandboxError as `locate`."""
         with _blamed(recipe.about):
             job = await asyncio.to_thread(recipe.job)
-            return (await self._kept(job["digest"], job))[0]
+            return (await self._image_of(job["digest"], job))[0]
 
     async def _pulled(self, reference: str) -> tuple[str, ...]:
         """The folders of an image in a container registry, pulled by the first who asks."""
@@ -107,7 +107,7 @@ class ImageCache:
                 mend = "`prorl image pull --rows TASKS`, or `sandbox.pull: true`"
                 raise UserError(f"image {reference} is not on this node", mend) from None
             words = {"source": reference, "name": name, "mirrors": json.dumps(dict(self._mirrors))}
-            pulled = await self._made(reference, {"do": "pull", **words})
+            pulled = await self._make_once(reference, {"do": "pull", **words})
         if pulled.source.startswith(DOCKER) and plain(pulled.source) != plain(reference):
             hint = f"`prorl image rm {name}`, or another tag for one of them"
             raise UserError(
@@ -115,12 +115,12 @@ class ImageCache:
             )
         return self._hold(pulled.digest)
 
-    async def _kept(self, digest: str, job: dict[str, str]) -> tuple[str, ...]:
+    async def _image_of(self, digest: str, job: dict[str, str]) -> tuple[str, ...]:
         if not self._registry.has(digest):
-            await self._made(digest, job)
+            await self._make_once(digest, job)
         return self._hold(digest)
 
-    async def _made(self, key: str, job: dict[str, str]) -> Image:
+    async def _make_once(self, key: str, job: dict[str, str]) -> Image:
         """Has a child make an image once, however many ask.
 
         One who gives up does not stop it for the others.

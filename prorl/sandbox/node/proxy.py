@@ -325,13 +325,13 @@ async def _forwarded(
         for name in value.lower().split(b",")
     }
     headers = [(b"Host", str(target).removesuffix(":80").encode()), (b"Connection", b"close")]
-    kept = [
+    forwarded = [
         (key, value)
         for key, value in request.headers
         if key not in _HOP_BY_HOP | named and not key.startswith(b"proxy-")
     ]
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    head = h11.Request(method=request.method, target=path, headers=[*headers, *kept])
+    head = h11.Request(method=request.method, target=path, headers=[*headers, *forwarded])
     yield own.send(head) or b""
     while True:
         event = http.next_event()

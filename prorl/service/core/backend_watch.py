@@ -27,7 +27,7 @@ BUSY_S = 30.0
 """A server that put a call off is called busy for so long."""
 
 POWER = 2.0
-ALIKE = 1.25
+NEGLIGIBLE_RATIO = 1.25
 """Ratios up to here are chance."""
 MOST = 8.0
 """No server counts as slower than this."""
@@ -88,7 +88,7 @@ class Paces:
 
     @staticmethod
     def _weight(ratio: float, age_s: float) -> float:
-        if ratio < ALIKE:
+        if ratio < NEGLIGIBLE_RATIO:
             return 1.0
         return float((1.0 + (min(ratio, MOST) - 1.0) * math.exp(-age_s / FADE_S)) ** POWER)
 

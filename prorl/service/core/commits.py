@@ -179,7 +179,7 @@ class Commits(CorePart):
         """End a run whose grader has failed for all of its first rollouts: a reward that always
         raises would have every other one sampled in vain.
         """
-        code, count, _ = run.progress.alike
+        code, count, _ = run.progress.failure_streak
         never = not run.progress.states[RolloutState.COMPLETED]
         if code is FailureCode.GRADER_ERROR and count >= FIRST_ROLLOUTS and never:
             self._rollouts.end_run(

@@ -2,8 +2,8 @@
 never start.
 
 Each lease goes to the open run with the fewest rollouts in hand, so that a long queue takes its
-fair share and no more. Endings in bulk are cut into pieces, so that no step costs more than `PIECE`
-rollouts, however many wait.
+fair share and no more. Endings in bulk are cut into pieces, so that no step costs more than
+`END_BATCH` rollouts, however many wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from prorl.service.core.changes import Base, CorePart
 from prorl.service.core.images import image_of
 from prorl.service.core.lifecycle import Event, EventKind
 from prorl.service.core.recover import load_groups
-from prorl.service.core.rollouts import PIECE, Rollouts
+from prorl.service.core.rollouts import END_BATCH, Rollouts
 from prorl.service.core.runs import RunLifecycle
 from prorl.service.core.sampler import may_open
 from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord
@@ -71,22 +71,22 @@ class LeaseGrants(CorePart):
                 heapq.heappop(runs)
 
     def prune(self) -> bool:
-        """End up to `PIECE` rollouts of runs that are cancelled or have enough: first those in
-        hand, then those that will never start. Returns whether there are more.
+        """End up to `END_BATCH` rollouts whose run is cancelled or has enough. Those in hand before
+        those that will never start; whether there are more.
         """
-        room = PIECE
+        room = END_BATCH
         for run in self._state.open.values():
             if run.queues.ending:
                 room = self._rollouts.end_more(run, room)
                 self._changes.urgent = True
-            doom = run.doom(run.demand) if run.queues.pool else None
-            while doom and run.queues.pool and room > 0 and len(run.groups) < UNDECIDED:
+            end = run.end_of_pool(run.demand) if run.queues.pool else None
+            while end and run.queues.pool and room > 0 and len(run.groups) < UNDECIDED:
                 group = self._load(run, run.queues.next_group())
                 room -= group.n
                 why = _NOBODY.format(run.config.limits.queue_s) if run.grants.expired else ""
                 for rollout in group.rollouts:
                     if rollout.life.state is RolloutState.QUEUED:
-                        self._rollouts.apply(rollout, doom, why)
+                        self._rollouts.apply(rollout, end, why)
                 self._changes.urgent = True
             if room <= 0:
                 return True
@@ -148,7 +148,7 @@ class LeaseGrants(CorePart):
                 if record.life.state is RolloutState.QUEUED:
                     return record
             demand = run.demand if run.queues.pool else None
-            if demand is None or run.pool_end(demand) or not may_open(demand):
+            if demand is None or run.end_of_pool(demand) or not may_open(demand):
                 return None
             group = self._load(run, run.queues.next_group())
             if group.members.pending:

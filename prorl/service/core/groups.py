@@ -109,12 +109,12 @@ class Groups(CorePart):
         delivered: list[Delivered] = []
         before = run.delivery.next_delivery
         stale: list[int] = []
-        for kept in requested:
-            group = self.find(run, kept.group_id)
+        for request in requested:
+            group = self.find(run, request.group_id)
             if group is None:
                 continue
             if group.decision.state is GroupState.KEPT:
-                self._hand(group, kept.min_version)
+                self._hand(group, request.min_version)
             if group.decision.state is GroupState.STALE:
                 stale.append(group.group_id)
             elif group.decision.delivery_seq >= 0:

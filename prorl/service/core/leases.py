@@ -157,7 +157,7 @@ class Leases(CorePart):
     def send(self) -> None:
         free = self._outlet.free_rows
         ready: list[RolloutRecord] = []
-        kept: list[tuple[RolloutRecord, int]] = []
+        waiting: list[tuple[RolloutRecord, int]] = []
         while self._granted and len(ready) < free:
             record, attempt = self._granted.popleft()
             if not _current(record, attempt):
@@ -169,8 +169,8 @@ class Leases(CorePart):
             elif room > sum(image_of(r.group) == image for r in ready) or not image:
                 ready.append(record)
             else:
-                kept.append((record, attempt))
-        self._granted.extendleft(reversed(kept))
+                waiting.append((record, attempt))
+        self._granted.extendleft(reversed(waiting))
         if ready:
             needs = [image_of(record.group) for record in ready]
             self._outlet.send(self._batch(ready), needs)

@@ -42,7 +42,7 @@ class Histogram:
         self.total_s += seconds
 
 
-class Spent(NamedTuple):
+class StepSeconds(NamedTuple):
     """Holds the seconds of a trainer's steps, from one commit to the next."""
 
     steps: int = 0
@@ -60,15 +60,15 @@ class Spent(NamedTuple):
     know it before.
     """
 
-    def plus(self, other: Spent) -> Spent:
+    def plus(self, other: StepSeconds) -> StepSeconds:
         steps, *seconds = (mine + theirs for mine, theirs in zip(self, other, strict=True))
-        return Spent(int(steps), *seconds)
+        return StepSeconds(int(steps), *seconds)
 
 
 @dataclass(slots=True)
 class StepUtilization:
-    total: Spent = field(default_factory=Spent)
-    last: deque[Spent] = field(default_factory=lambda: deque(maxlen=LAST))
+    total: StepSeconds = field(default_factory=StepSeconds)
+    last: deque[StepSeconds] = field(default_factory=lambda: deque(maxlen=LAST))
     handed: deque[float] = field(default_factory=deque)
     """When the groups that no commit covers were handed out: as many as are not acked."""
     worked_s: float = 0.0
@@ -102,7 +102,7 @@ class StepUtilization:
         handed = [self.handed.popleft() for _ in range(groups)] if has_all else [now]
         if has_all and self._before is not None:
             at, busy, worked, wasted = self._before
-            step = Spent(
+            step = StepSeconds(
                 1,
                 now - at,
                 max(0.0, handed[-1] - at),
@@ -116,8 +116,8 @@ class StepUtilization:
         self._before = now, busy_s, self.worked_s, self.wasted_s
 
     @property
-    def recent(self) -> Spent:
-        spent = Spent()
+    def recent(self) -> StepSeconds:
+        spent = StepSeconds()
         for step in self.last:
             spent = spent.plus(step)
         return spent

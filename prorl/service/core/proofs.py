@@ -27,7 +27,7 @@ MOST = 64
 class PendingProof:
     config: RunConfig
     since: float
-    made: asyncio.Future[bool]
+    creation: asyncio.Future[bool]
 
 
 class Proofs:
@@ -45,22 +45,22 @@ class Proofs:
         proof = self._proofs.get(name)
         if proof is None:
             self._make_room()
-            made = asyncio.ensure_future(create())
-            proof = self._proofs[name] = PendingProof(config, self._wall(), made)
+            creation = asyncio.ensure_future(create())
+            proof = self._proofs[name] = PendingProof(config, self._wall(), creation)
         else:
             check_same(proof.config, config)
-        await asyncio.wait({proof.made}, timeout=self.reply_s)
-        if not proof.made.done():
+        await asyncio.wait({proof.creation}, timeout=self.reply_s)
+        if not proof.creation.done():
             return None
         first = self._proofs.get(name) is proof
         if first:  # not a later one of the same name, which others wait for
             del self._proofs[name]
-        if proof.made.cancelled():
+        if proof.creation.cancelled():
             raise ConflictError(f"run {name!r} was cancelled while it was proved")
-        return proof.made.result() and first
+        return proof.creation.result() and first
 
     def cancel(self, name: str) -> None:
-        self._proofs[name].made.cancel()
+        self._proofs[name].creation.cancel()
 
     def find(self, name: str) -> RunRecord | None:
         """A run that is not one yet, as views show it."""
@@ -71,15 +71,17 @@ class Proofs:
         return [_as_run(proof, self._wall()) for proof in self._proofs.values()]
 
     async def close(self) -> None:
-        making = [proof.made for proof in self._proofs.values()]
-        for made in making:
-            made.cancel()
+        making = [proof.creation for proof in self._proofs.values()]
+        for creation in making:
+            creation.cancel()
         await asyncio.gather(*making, return_exceptions=True)
 
     def _make_room(self) -> None:
         """Raises QueueFullError when so many are being proved."""
         if len(self._proofs) >= MOST:
-            ended = next((name for name, proof in self._proofs.items() if proof.made.done()), None)
+            ended = next(
+                (name for name, proof in self._proofs.items() if proof.creation.done()), None
+            )
             if ended is None:
                 raise QueueFullError(f"{MOST} runs are being proved: make it when some are done")
             del self._proofs[ended]
@@ -89,8 +91,8 @@ def _as_run(proof: PendingProof, now: float) -> RunRecord:
     """Returns a proof as a run whose state says it: `proving`, or `refused` with the reason."""
     state = "proving"
     problem = f"its chat template is being proved, for {now - proof.since:.0f} s so far"
-    if proof.made.done():
-        error = None if proof.made.cancelled() else proof.made.exception()
+    if proof.creation.done():
+        error = None if proof.creation.cancelled() else proof.creation.exception()
         state, problem = "refused", str(error or "it was cancelled")
     life = RunLife(state=state, problem=problem)
     return RunRecord(config=proof.config, created_at=proof.since, life=life)

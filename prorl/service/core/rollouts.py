@@ -41,7 +41,7 @@ from prorl.service.core.state import (
 )
 from prorl.types import FAILURE_CLASS, AttemptKey, FailureCode, RolloutState, Stage
 
-PIECE = 250
+END_BATCH = 250
 """Rollouts that are ended in one go: a run that is cancelled, or has enough, may have ten thousand
 in hand, and no step of the loop may cost by that.
 """
@@ -107,9 +107,9 @@ class Rollouts(CorePart):
             if fails or event.kind is EventKind.LOST:
                 self.observed.failures[life.code] += 1
             if fails:
-                code, count, first_message = record.run.progress.alike
+                code, count, first_message = record.run.progress.failure_streak
                 same = event.code is code
-                record.run.progress.alike = (
+                record.run.progress.failure_streak = (
                     event.code,
                     count * same + 1,
                     first_message if same else message,
@@ -124,7 +124,7 @@ class Rollouts(CorePart):
         failed_again = life.infra_failures > before.infra_failures
         rest_s = _rest_s(record) if failed_again else 0.0
         if life.state is RolloutState.COMPLETED and life is not before:
-            record.run.progress.alike = (FailureCode.NONE, 0, "")
+            record.run.progress.failure_streak = (FailureCode.NONE, 0, "")
             for worker in record.holders:
                 self.lines.delivered(worker)
         for action in actions:
@@ -290,7 +290,7 @@ class Rollouts(CorePart):
     def _end_groups(self, run: RunRecord, code: FailureCode, groups: Iterable[GroupRecord]) -> None:
         if not run.queues.ending:
             run.queues.end([group for group in groups if group.is_open], code)
-            self.end_more(run, PIECE)
+            self.end_more(run, END_BATCH)
 
     def end_more(self, run: RunRecord, room: int) -> int:
         """End up to `room` rollouts, and the rest of their group. Returns the remaining room."""

@@ -309,8 +309,8 @@ class RunProgress:
     """Open groups that take longer than groups do, when we last looked."""
     turns: int = 0
     failed_attempts: Counter[tuple[FailureCode, str]] = field(default_factory=Counter)
-    """Attempts that ended without a result since the service began, by code and node."""
-    alike: tuple[FailureCode, int, str] = (FailureCode.NONE, 0, "")
+    """Attempts that ended without a row since the service began, by code and node."""
+    failure_streak: tuple[FailureCode, int, str] = (FailureCode.NONE, 0, "")
     """The code with which its last attempts failed through no fault of the policy's, how many did
     so one after the other, and the first one's message. Empty again when a rollout completes.
     """
@@ -635,8 +635,8 @@ class RunRecord:
     def in_hand(self) -> int:
         return sum(self.progress.states[state] for state in IN_HAND)
 
-    def pool_end(self, demand: Demand) -> Event | None:
-        """Returns the event that ends every group of the pool; None while it may still start."""
+    def end_of_pool(self, demand: Demand) -> Event | None:
+        """Returns how everything that waits in the pool ends; None while it may still start."""
         if self.life.cancelled:
             return Event(kind=EventKind.CANCEL, code=FailureCode.CANCELLED)
         if reached(demand):

@@ -21,7 +21,7 @@ from prorl.types import RolloutState
 
 QUIET_S = 25.0
 
-ALIKE = 5
+MIN_STREAK = 5
 """Attempts that failed one after the other with one code, before they are taken for the run's
 trouble: more are on their way.
 """
@@ -116,9 +116,9 @@ def nothing_kept(run: RunRecord) -> str:
     return f"none of {reasons.total():,} groups was kept ({words}): {mend}"
 
 
-def alike(run: RunRecord) -> str:
-    code, count, message = run.progress.alike
-    if count < ALIKE:
+def failure_streak(run: RunRecord) -> str:
+    code, count, message = run.progress.failure_streak
+    if count < MIN_STREAK:
         return ""
     return f"attempt after attempt fails with {code.value}, the first: {message[:MESSAGE_CHARS]}"
 
@@ -155,7 +155,7 @@ class ProgressWatchdog:
                 if quiet
                 else ""
             )
-            run.watch.trouble = "; ".join(filter(None, (alike(run), nothing_kept(run))))
+            run.watch.trouble = "; ".join(filter(None, (failure_streak(run), nothing_kept(run))))
             run.watch.wait, run.watch.idle = why, lacks_tasks(run) if quiet and not why else ""
             before, run.watch.reported = run.watch.reported, (run.stalled, run.idle)
             if run.watch.reported != before:

@@ -18,7 +18,7 @@ from prorl.control import Stats
 from prorl.graph import GRAPH
 from prorl.service import shapes
 from prorl.service.core.core import Core
-from prorl.service.core.observed import Spent
+from prorl.service.core.observed import StepSeconds
 from prorl.service.core.state import RunRecord, State
 
 LONGEST = 10
@@ -44,7 +44,7 @@ def at(path: str, **more: Any) -> Any:
     return Field(validation_alias=AliasPath(*path.split(".")), **more)
 
 
-def _steps(spent: Spent) -> shapes.StepShares | None:
+def _steps(spent: StepSeconds) -> shapes.StepShares | None:
     if not spent.steps:
         return None
     return {

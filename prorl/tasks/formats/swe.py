@@ -175,15 +175,15 @@ def _commands(script: str) -> str:
     >>> _commands("#!/bin/bash\\nset -x\\ncd /testbed\\ngit apply - <<'E'\\n+x\\nE\\nmake test")
     'cd /workspace\\nmake test'
     """
-    kept, end = [], ""
+    lines, end = [], ""
     for line in script.splitlines():
         if end:
             end = "" if line == end else end
         elif match := _HEREDOC.match(line):
             end = match[1]
         elif not line.startswith(_SKIPPED):
-            kept.append(line.replace("/testbed", WORKSPACE))
-    return "\n".join(kept)
+            lines.append(line.replace("/testbed", WORKSPACE))
+    return "\n".join(lines)
 
 
 def image_of(name: str) -> str:

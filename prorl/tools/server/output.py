@@ -74,11 +74,11 @@ class Capped:
         """Take out every line that holds one of these words; none is counted as left out."""
         for part in (self._head, self._tail):
             if any(word in part for word in words):
-                kept = b"\n".join(
+                lines = b"\n".join(
                     line for line in part.split(b"\n") if not any(word in line for word in words)
                 )
-                self.total -= len(part) - len(kept)
-                part[:] = kept
+                self.total -= len(part) - len(lines)
+                part[:] = lines
 
     def value(self) -> bytes:
         tail = bytes(self._tail[-self._half :]) if self._half else b""

@@ -89,12 +89,12 @@ class UserTool(Python):
             *sys.path,
             *(package for package in self._packages if package not in sys.path),
         ]
-        with Cell(path) as made:
+        with Cell(path) as cell:
             tool = _make(path, self._name)
-        send_exit_code(control, 0, made.exit_code)
-        if made.exit_code == 0:
+        send_exit_code(control, 0, cell.exit_code)
+        if cell.exit_code == 0:
             serve_cells(control, lambda arguments: _call(tool, arguments, path))
-        os._exit(made.exit_code)
+        os._exit(cell.exit_code)
 
 
 def _make(path: str, name: str) -> Any:
