@@ -53,7 +53,7 @@ GUARDS = {
         "storage/files/layout.py", "sync_directory(Path(self.root))", "pass", POWER
     ),
     "fsync above a directory that is made": Guard(
-        "prorl/linux/files.py", "sync_directory(made.parent)", "pass", POWER
+        "prorl/linux/files.py", "sync_directory(folder.parent)", "pass", POWER
     ),
     "fsync of the token": Guard("prorl/linux/files.py", "os.fsync(fd)", "pass", POWER),
     "fsync of the log": Guard(
