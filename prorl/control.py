@@ -132,7 +132,7 @@ class Hello(Payload, frozen=True, kw_only=True):
     """Its machine's own name, for people."""
     pid: Count = 0
     location: str = ""
-    """Where its own edges are served."""
+    """The location where its own edges are served."""
     schema_version: int
     in_flight: Mapping[str, tuple[AttemptKey, ...]] = {}
     """The attempts that each of its roles has in hand."""
@@ -200,9 +200,9 @@ class CallTotals(NamedTuple):
     reusable: Count = 0
     """Tokens of prompts that the rollout had sent or been given before: what a cache can have."""
     reused: Count = 0
-    """Those of them that it had."""
+    """The number of those that it had."""
     sampled: Count = 0
-    """By calls that were timed: those that ended whole."""
+    """The tokens that were sampled by calls that were timed: those that ended whole."""
     llm_s: float = 0.0
 
     @property
@@ -326,7 +326,7 @@ class Failover(Request[Assigned], frozen=True, kw_only=True):
     kind, reply = Kind.FAILOVER, Assigned
     attempt: AttemptKey
     backend: str
-    """That went wrong; asked again, what stands is answered."""
+    """The backend that went wrong; asked again, what stands is answered."""
     trouble: BackendFault
     message: str = ""
     faults: Count = 1
@@ -413,7 +413,7 @@ class TrajectorySummary(ControlRecord, frozen=True, kw_only=True):
     """
 
     min_version: Version = -1
-    """Of its sampled tokens."""
+    """The least version of its sampled tokens."""
     max_version: Version = -1
     num_turns: Count = 0
     num_tokens: Count = 0
@@ -478,7 +478,7 @@ class Decision(ControlRecord, frozen=True, kw_only=True):
     reason: str = ""
     num_valid: Count = 0
     mean_reward: float | None = None
-    """Of the valid members."""
+    """The mean reward of the valid members."""
     min_version: Version = -1
     rest: Count = 0
     """Epochs that its task sits out, where the run feeds itself."""
@@ -648,7 +648,8 @@ class RunNews(Payload, frozen=True, kw_only=True):
     cursors: Mapping[str, int] = {}
     unpublished: tuple[Unpublished, ...] = ()
     num_commits: Count = 0
-    """That the log knows. Files that neither `unpublished` nor a commit on disk names are orphans.
+    """The number of commits that the log knows. Files that neither `unpublished` nor a commit on
+    disk names are orphans.
     """
 
 

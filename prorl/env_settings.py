@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from prorl.types import Json, Task
 
 AUTO = "auto"
-"""As an env's name: each task keeps its own."""
+"""The name `auto` of an env: each task keeps its own."""
 
 KEY = "settings"
-"""Of `task.data`: the settings that hold for the task."""
+"""The key in `task.data`: the settings that hold for the task."""
 
 FORMS = "NAME?KEY=VALUE&..., {name: NAME, KEY: VALUE}, or {NAME: {KEY: VALUE}} for several envs"
 

@@ -30,9 +30,11 @@ from prorl.errors import TaskError
 from prorl.types import Json
 
 MAX_STATE_BYTES = 64 << 10
-"""Of a state as JSON: each hook's state is a record of the journal, the last one a column."""
+"""The limit of a state as JSON: each hook's state is a record of the journal, the last one a
+column.
+"""
 MAX_RESPONSE_BYTES = 256 << 10
-"""Of what an env says in one of its turns."""
+"""The limit of what an env says in one of its turns."""
 
 
 class EnvState(dict[str, Json]):

@@ -21,7 +21,7 @@ class Filter:
     min_valid: int = 2
     """A group with fewer valid members is dropped as `incomplete` without asking the SQL."""
     drops: bool = True
-    """Whether it may drop a group that has enough valid members."""
+    """True if it may drop a group that has enough valid members."""
     rates: tuple[float, float] = (0.0, 1.0)
     """It keeps no group whose mean reward, cut to 0 ... 1, is outside of them."""
 

@@ -22,7 +22,7 @@ class StageRow:
     operator: str
     """`module:class` of its `StageOperator`."""
     redelivers: bool = True
-    """Whether it keeps rows until they are acked, and sends them again when a stream is lost."""
+    """True if it keeps rows until they are acked, and sends them again when a stream is lost."""
 
 
 class Graph:

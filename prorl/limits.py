@@ -16,8 +16,9 @@ from prorl.timing import now
 from prorl.types import FailureCode
 
 MAX_ARTIFACT_BYTES = 512 << 10
-"""Of what EVAL grades: it fits into a record batch of 2 MiB beside its rollout. An env that packs
-what a sandbox changed has `RolloutLimits.artifact_mb` instead (`protocols.ScoresInPlace`).
+"""The limit of what EVAL grades: it fits into a record batch of 2 MiB beside its rollout. An env
+that packs what a sandbox changed has `RolloutLimits.artifact_mb` instead
+(`protocols.ScoresInPlace`).
 """
 
 Clock = Callable[[], float]

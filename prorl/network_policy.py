@@ -35,14 +35,16 @@ MAX_NAME = 253
 """Letters of a host name in DNS."""
 
 UPSTREAM_VARIABLE = "PRORL_UPSTREAM_PROXY"
-"""Of sandboxd's environment: the proxy that the node must use, whose URL may hold a password."""
+"""A variable of sandboxd's environment: the proxy that the node must use, whose URL may hold a
+password.
+"""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"(?:\*\.)?{_LABEL}(?:\.{_LABEL})*", re.ASCII)
 _NUMERIC = re.compile(r"(?:\d+|0x[0-9a-f]*)(?:\.(?:\d+|0x[0-9a-f]*))*", re.ASCII)
-"""How `inet_aton` reads an address: 2130706433, 0177.0.0.1, 0x7f.1."""
+"""The forms in which `inet_aton` reads an address: 2130706433, 0177.0.0.1, 0x7f.1."""
 
 
 class NetworkPolicy(NamedTuple):
@@ -273,7 +275,7 @@ _CLOSED = tuple(
         ("5f00::/16", "private"),  # segment routing
     )
 )
-"""What `is_global` of some version of Python takes for public."""
+"""The networks that `is_global` of some version of Python takes for public."""
 _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
 """IPv4 as networks of IPv6 alone show it: the last 32 bits are the address that is meant."""
 

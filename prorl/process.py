@@ -43,8 +43,8 @@ from prorl.timing import run
 from prorl.types import Json
 
 SWITCH_S = 0.0005
-"""How long a busy Python thread may keep the others waiting: a stream's threads hand over in
-microseconds, the default is 5 ms.
+"""The seconds for which a busy Python thread may keep the others waiting: a stream's threads hand
+over in microseconds, the default is 5 ms.
 """
 
 Serve = Callable[[ServiceConfig], Coroutine[Any, Any, int | None]]
@@ -52,7 +52,7 @@ Serve = Callable[[ServiceConfig], Coroutine[Any, Any, int | None]]
 
 
 _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "taskName"}
-"""What every record has; the rest was given as `extra`."""
+"""The attributes that every record has; the rest was given as `extra`."""
 
 
 class JsonLines(logging.Formatter):
@@ -130,7 +130,7 @@ def _resolved(path: Path) -> ServiceConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServicePart:
     ready: Mapping[str, Json]
-    """What others must know to reach it."""
+    """The facts that others must know to reach it."""
     work: Awaitable[None]
     """Ends when it has nothing more to do; raises what broke it."""
 

@@ -18,7 +18,7 @@ from prorl.protocols import Sandbox
 from prorl.types import FailureCode, SandboxRef
 
 SANDBOX_OPS = ("call", "exec", "put", "get", "snapshot", "restore")
-"""What users' code may do with a sandbox."""
+"""The operations that users' code may do with a sandbox."""
 
 
 class SandboxProxy:

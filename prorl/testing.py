@@ -76,8 +76,8 @@ if TYPE_CHECKING:
 RENDERER = ChatMLRenderer(ByteTokenizer())
 
 Reply = str | ToolCall | Message | Completion | BackendError | None
-"""What a scripted model says: a text, a call, a whole message, exact tokens; or it fails, or (None)
-never answers.
+"""The replies of a scripted model: a text, a call, a whole message, exact tokens; or it fails, or
+(None) never answers.
 """
 
 Boxes = Callable[[SandboxSpec], AbstractAsyncContextManager[Sandbox]]

@@ -38,12 +38,14 @@ SPECIALS = (
     "<think>",
     "</think>",
 )
-"""What ChatML with Hermes tool calls needs; ids 256.. of `ByteTokenizer` in this order."""
+"""The tokens that ChatML with Hermes tool calls needs; ids 256.. of `ByteTokenizer` in this
+order.
+"""
 
 _NUM_BYTES = 256
 _REMEMBERED_BYTES = 16 << 20
-"""Of texts and their ids, then all are forgotten: siblings begin alike, and of a conversation that
-is rendered again most was seen.
+"""The limit of texts and their ids, then all are forgotten: siblings begin alike, and of a
+conversation that is rendered again most was seen.
 """
 
 
@@ -194,8 +196,8 @@ class HFTokenizer:
 
 
 UNBOUNDED_TOKEN_BYTES = 1024
-"""Of text that one id may stand for where a vocabulary sets no bound: a run of letters that it does
-not know is one `unk`; a tokenizer of somebody else's may hold anything.
+"""The bytes of text that one id may stand for where a vocabulary sets no bound: a run of letters
+that it does not know is one `unk`; a tokenizer of somebody else's may hold anything.
 """
 
 

@@ -54,10 +54,10 @@ start, -1 means context, or weights that nobody can name.
 """
 
 FIRST_VERSION = PolicyVersion(0)
-"""Of the weights that a run began with."""
+"""The version of the weights that a run began with."""
 
 UNKNOWN_VERSION = PolicyVersion(-1)
-"""Of tokens whose server cannot prove which weights sampled them: they do not train."""
+"""The version of tokens whose server cannot prove which weights sampled them: they do not train."""
 
 
 class RunWeights(NamedTuple):
@@ -68,11 +68,11 @@ class RunWeights(NamedTuple):
     start: tuple[str, ...] = ()
     """`TAG:VERSION` of weights that served when the run began: its version 0."""
     published: bool = False
-    """Whether the run published any through the service: then a server that states none is not
+    """True if the run published any through the service: then a server that states none is not
     believed.
     """
     announced: bool = False
-    """Whether its trainer sends them itself: what a server was started with is no version then."""
+    """True if its trainer sends them itself: what a server was started with is no version then."""
 
 
 class SpanKind(IntEnum):
@@ -106,11 +106,11 @@ class Task:
     env: str
     """Name of the env that runs and scores it, e.g. `math`, `code`."""
     prompt: str
-    """What the policy is asked."""
+    """The question to the policy."""
     data: Mapping[str, Json] = field(default_factory=dict)
     """Reference answer, tests, entry point ... JSON values only."""
     data_source: str = ""
-    """Where it came from, e.g. `gsm8k`; a column of `rollouts`."""
+    """The data set that it came from, e.g. `gsm8k`; a column of `rollouts`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", _without_none(self.data))
@@ -186,9 +186,9 @@ class ToolCall(NamedTuple):
     arguments: Mapping[str, Json]
     error: str = ""
     id: str = ""
-    """As the policy wrote it, where its family has ids; the result must quote it."""
+    """The id as the policy wrote it, where its family has ids; the result must quote it."""
     text: str = ""
-    """What the policy wrote, markers left out."""
+    """The text that the policy wrote, markers left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +217,7 @@ class Message:
     reasoning: str = ""
     """Thoughts of an `assistant` message; they are no part of its content."""
     call_id: str = ""
-    """Of a `tool` message: `ToolCall.id` of the call that it answers."""
+    """The id in a `tool` message: `ToolCall.id` of the call that it answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -240,7 +240,7 @@ class GenerateRequest:
     trainer itself): the newest version of the run that this worker knows.
     """
     weights: RunWeights | None = None
-    """How to read what servers state about their weights; None = their numbers are versions."""
+    """The way to read what servers state about their weights; None = their numbers are versions."""
     on_part: Callable[[Completion], None] | None = None
     """Called with the partial completion as it grows, and once more if the call is aborted. The
     last call wins.
@@ -264,7 +264,7 @@ class Completion:
 
     token_ids_C: Int32
     logprobs_C: Float32
-    """Of the distribution sampled from; finite and <= 0."""
+    """The logprobs of the distribution sampled from; finite and <= 0."""
     finish_reason: FinishReason
     version_ends: tuple[int, ...]
     versions: tuple[PolicyVersion, ...]
@@ -313,7 +313,7 @@ class Turn:
     finish_reason: FinishReason
     temperature: float
     policy_version: int
-    """Of the first token."""
+    """The version of the first token."""
     backend: str
     llm_s: float
     tool_s: float
@@ -364,7 +364,7 @@ class Trajectory:
     artifact: bytes
     """The only thing that crosses into EVAL: answer text, program, diff, tar of named files."""
     rescorable: bool = True
-    """Whether the artifact is all that is graded. False: it does not fit, and the agent's sandbox
+    """True if the artifact is all that is graded. False: it does not fit, and the agent's sandbox
     lives on until EVAL has graded it there.
     """
     stop_reason: StopReason
@@ -373,7 +373,9 @@ class Trajectory:
     tool_s: float
     endpoint_counts: EndpointCounts = EndpointCounts()
     env_state: str = ""
-    """What the env remembers of the rollout (`prorl/env_state.py`), as JSON; EVAL sees it."""
+    """The state that the env remembers of the rollout (`prorl/env_state.py`), as JSON; EVAL sees
+    it.
+    """
 
 
 class Grade(NamedTuple):
@@ -413,14 +415,14 @@ class SandboxRef(NamedTuple):
     node_id: str = ""
     sandbox_id: str = ""
     socket_path: str = ""
-    """Of the tool server, under 100 bytes."""
+    """The socket of the tool server, under 100 bytes."""
 
 
 class NetworkRefusal(NamedTuple):
     """A host that a sandbox tried to reach through the node's proxy and may not."""
 
     host: str
-    """As the sandbox named it; `(others)` stands for all beyond a bounded number."""
+    """The host as the sandbox named it; `(others)` stands for all beyond a bounded number."""
     port: int
     reason: str
     """no-network, not allowed, private, loopback, link-local, metadata, service ..."""
@@ -428,13 +430,15 @@ class NetworkRefusal(NamedTuple):
 
 
 DOCKER = "docker://"
-"""How an image in a container registry begins."""
+"""The beginning of the name of an image in a container registry."""
 DOCKERFILE = "dockerfile:"
-"""How an image begins that is built from a folder with a Dockerfile; an absolute path follows."""
+"""The beginning of the name of an image that is built from a folder with a Dockerfile; an absolute
+path follows.
+"""
 IMAGE_WORKDIR = "image"
-"""As `SandboxSpec.workdir`: the WORKDIR of the image."""
+"""The value of `SandboxSpec.workdir`: the WORKDIR of the image."""
 HOST_WHEELS = "host"
-"""As `SandboxSpec.wheels`: copied from the Python that prorl itself runs in."""
+"""The value of `SandboxSpec.wheels`: copied from the Python that prorl itself runs in."""
 
 
 def image_name(reference: str) -> str:
@@ -457,7 +461,8 @@ class SandboxSpec:
     the host's /usr, read-only.
     """
     overlay_bytes: int = 0
-    """What may be written over the image's files, where the kind can; 0 = the image is read-only.
+    """The bytes that may be written over the image's files, where the kind can; 0 = the image is
+    read-only.
     """
     fakeroot: bool = False
     """Be root of the image (uid 0 of a user namespace that holds no other uid), where the kind can:
@@ -476,26 +481,27 @@ class SandboxSpec:
     then nothing of the host's own Python packages is seen. For sandboxes without an image.
     """
     wheels: str = ""
-    """Where they come from: a folder of wheels, an index's URL, HOST_WHEELS, or empty for pip's own
-    configuration.
+    """The source of the wheels: a folder of wheels, an index's URL, HOST_WHEELS, or empty for pip's
+    own configuration.
     """
     tools: tuple[str, ...] = ("bash", "python", "files")
     memory_bytes: int = 2 << 30
     address_bytes: int = 0
-    """What one process may map; 0 = memory_bytes. V8 and JavaScriptCore map far more than they use.
+    """The bytes that one process may map; 0 = memory_bytes. V8 and JavaScriptCore map far more than
+    they use.
     """
     processes: int = 128
     file_bytes: int = 256 << 20
     """Largest single file."""
     tmp_bytes: int = 256 << 20
     workspace_bytes: int = 512 << 20
-    """Of the agent's folder, where the kind can bound it."""
+    """The limit of the agent's folder, where the kind can bound it."""
     wall_s: float = 3600.0
     cpus: float = 0.0
     """Cores that it may use at once, where a control group can bound it; 0 = all."""
     network_mode: str = "no-network"
-    """What it may reach through the node's proxy, up to what the operator grants: `no-network`,
-    `allowlist`, `public` (`prorl.network_policy`). It never has an interface.
+    """The network that it may reach through the node's proxy, up to what the operator grants:
+    `no-network`, `allowlist`, `public` (`prorl.network_policy`). It never has an interface.
     """
     allowed_hosts: tuple[str, ...] = ()
-    """Of `allowlist`: names, and `*.NAME` for all names below one."""
+    """The hosts of `allowlist`: names, and `*.NAME` for all names below one."""

@@ -20,11 +20,11 @@ class Wait(NamedTuple):
     name: str
     seconds: float
     waits: str
-    """Who waits for what: "RUN: a sandbox that starts"."""
+    """The party that waits, and for what: "RUN: a sandbox that starts"."""
     then: str
-    """What happens when the time is over."""
+    """The event that follows when the time is over."""
     why: str
-    """Why this long: what fails with less, what is lost with more."""
+    """The reason why this long: what fails with less, what is lost with more."""
 
 
 class WaitOrder(NamedTuple):

@@ -106,7 +106,7 @@ class Backends:
     def __init__(self, open_: Open, clock: Clock = now, *, has_key: bool = False) -> None:
         self._open, self.clock = open_, clock
         self._opened: dict[tuple[str, int, bool], asyncio.Task[Backend]] = {}
-        """By URL, the run's renderer and whether with the key."""
+        """The backends by URL, the run's renderer and whether with the key."""
         self._paused: set[str] = set()
         self._dead: dict[str, float] = {}
         self._keyed: Collection[str] = frozenset()
@@ -116,7 +116,7 @@ class Backends:
         self._calls: dict[str, deque[BackendFault | None]] = {}
         self._flows: dict[str, Flow] = {}
         self._answered: dict[str, float] = {}
-        """When the last call began that got a token."""
+        """The time when the last call began that got a token."""
         self._lookouts: dict[str, asyncio.Task[None]] = {}
         self.served: dict[str, CallTotals] = {}
         """Model calls so far by server."""

@@ -81,7 +81,7 @@ from prorl.waits import wait_limit_s
 
 MAX_TASKS = 10_000
 TRIES = 3
-"""Of a task's trial: the reference of a sound task may fail once, on a busy machine."""
+"""The tries of a task's trial: the reference of a sound task may fail once, on a busy machine."""
 MAX_REFUSALS = 64
 """Hosts that a row names; one sandbox gives 33 at most (`sandbox/node/proxy.py`)."""
 
@@ -209,7 +209,7 @@ class _Job(NamedTuple):
     in_place: SandboxRef | None
     """RUN's sandbox, where what is scored lies in it and crosses as no artifact."""
     refusals: list[NetworkRefusal]
-    """What the network's proxy refused, the last MAX_REFUSALS of all tries."""
+    """The hosts that the network's proxy refused, the last MAX_REFUSALS of all tries."""
 
 
 class EvalOperator(StageOperator):

@@ -98,13 +98,13 @@ class Routed:
         self._clock = backends.clock
         self._reasons: set[str] = set()
         self._part: Completion | None = None
-        """What has come of the call so far."""
+        """The part of the call that has come so far."""
         self._began_at = self._received_at = 0.0
         self._prompt_tokens = 0
-        """Of the call that is under way."""
+        """The prompt of the call that is under way."""
         self._news = asyncio.Event()
         self._lost: Failover | None = None
-        """What went wrong with `name`, as long as nothing was asked about it."""
+        """The fault of `name`, as long as nothing was asked about it."""
         self._request: _FailoverRequest | None = None
         """To the gateway for another server, while the call to `name` stays open."""
         self._num_lost = 0

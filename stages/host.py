@@ -139,9 +139,11 @@ class StageHost:
         self._on_forget, self._quarantine_reason = on_forget, quarantine_reason
         edge = GRAPH.row(self.name).gives
         self.acks_on_commit = GRAPH.takes(self.name) in GRAPH.redelivered
-        """What it takes is kept upstream until the store has it."""
+        """True if what it takes is kept upstream until the store has it."""
         self.is_at_most_once = edge not in GRAPH.redelivered
-        """What it gives is downstream's from its arrival on; until then it may be taken back."""
+        """True if what it gives is downstream's from its arrival on; until then it may be taken
+        back.
+        """
         self.outlet = Outlet(
             edge,
             limit_bytes=finished_bytes,

@@ -118,7 +118,9 @@ class WorkerParts:
 
     config: ServiceConfig
     name: str
-    """Of the stage in this process, such as `run-0`: of its journal, and its port for guests."""
+    """The name of the stage in this process, such as `run-0`: of its journal, and its port for
+    guests.
+    """
     process: str
     """The worker's name at the gateway."""
     host: SandboxHost
@@ -127,7 +129,9 @@ class WorkerParts:
     emit: Emit
     ask: Callable[[Failover], Awaitable[Assigned]]
     waits: Callable[[AttemptKey, bool], None] = lambda key, waits: None
-    """Whether an attempt waits for somebody outside: it has no slot meanwhile."""
+    """Notes that an attempt waits for somebody outside, or waits no more: it has no slot
+    meanwhile.
+    """
 
 
 class StageOperator:

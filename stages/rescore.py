@@ -48,7 +48,7 @@ _COLUMNS = (
     "failure_message",
 )
 _ROW = pa.schema([RAN.field(name) for name in _COLUMNS])
-"""What EVAL reads of a row."""
+"""The columns that EVAL reads of a row."""
 
 
 def num_graded_in_place(stored: StoredRun) -> int:

@@ -136,17 +136,21 @@ class RunOperator(StageOperator):
         self._clear_crashes = clear_crashes
         self._node, self._worker = node, worker
         self._renderers: dict[str, asyncio.Future[AnyRenderer]] = {}
-        """By the runs' specs."""
+        """The renderers by the runs' specs."""
         self._emit, self._ask = emit, ask
         self._keeps_journals = journals is not None
         self._journals = journals or Journals(Path())
         """Not opened, they keep nothing."""
         self._guest_broker, self._stack = guest_broker or GuestBroker(), AsyncExitStack()
         self._recovered: dict[AttemptKey, Recovered] = {}
-        """What the last incarnation left, until the gateway has said who goes on with it."""
+        """The attempts that the last incarnation left, until the gateway has said who goes on with
+        them.
+        """
         self.backends = Backends(self._open, clock, has_key=bool(api_key))
         self.versions: dict[str, tuple[PolicyVersion, RunWeights]] = {}
-        """Of each run: its newest published version, and how its servers' labels read."""
+        """The versions of each run: its newest published version, and how its servers' labels
+        read.
+        """
 
     @property
     def waits_for(self) -> Mapping[str, Mapping[str, int]]:

@@ -57,8 +57,8 @@ _TOKENIZER_FILES = (
 )
 
 SHARD_BYTES = 4 << 30
-"""Of the optimizer's files: small enough to be read in parallel and to fit file systems that
-refuse very large files, large enough that an 8B model has fewer than thirty.
+"""The limit of the optimizer's files: small enough to be read in parallel and to fit file systems
+that refuse very large files, large enough that an 8B model has fewer than thirty.
 """
 
 OPTIMIZER = "optimizer"

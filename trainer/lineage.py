@@ -68,7 +68,7 @@ class LineageLog:
         """`parent`: digest of the weights that training starts or resumes with."""
         self._config, self._parent = config, parent
         self._rows: dict[int, pa.Table] = {}
-        """By step."""
+        """The rows by step."""
 
     def write(self, checkpoint: Path) -> None:
         """Put the rows beside a checkpoint's weights, and each step's into our own log."""

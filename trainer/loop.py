@@ -58,7 +58,7 @@ again, while a checkpoint of a large model takes as long as several steps.
 """
 
 PHASES = ("wait", "train", "publish", "checkpoint")
-"""What a step spends its time on, as `StepTimer` names it."""
+"""The phases of a step, as `StepTimer` names them."""
 
 Hook = Callable[[int, Mapping[str, float]], None]
 """Called with (step, figures) after each step."""

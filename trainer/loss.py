@@ -77,7 +77,7 @@ class Loss:
     kl: float
     correction: float
     token_loss_C: torch.Tensor
-    """What each token adds to `value`; without a gradient."""
+    """The part of `value` that each token adds; without a gradient."""
 
 
 def token_shares(

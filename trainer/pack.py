@@ -146,7 +146,7 @@ class Packed:
     """int32 [B+1]."""
     max_seqlen: int
     pad_index_T: torch.Tensor
-    """Where a token lies in the right-padded [B * L]."""
+    """The place of a token in the right-padded [B * L]."""
     sampled_C: torch.Tensor
     """Positions of the sampled tokens."""
     temperature_C: torch.Tensor
@@ -197,12 +197,12 @@ def pack(batch: PackedBatch, device: str | torch.device = "cpu") -> Packed:
 
 
 LOGITS_BYTES = 256 << 20
-"""Of the logits that exist at once; more tokens are predicted chunk by chunk, each computed again
-for its gradient.
+"""The limit of the logits that exist at once; more tokens are predicted chunk by chunk, each
+computed again for its gradient.
 """
 PROOF_LENGTHS = (7, 12, 5)
 PROOF_MAX_ERROR = 1e-3
-"""Of a logprob in float32; right models are below 1e-4, wrong ones above 1."""
+"""The greatest error of a logprob in float32; right models are below 1e-4, wrong ones above 1."""
 
 
 def load_model(path: str | Path, *, device: str = "cpu") -> Any:

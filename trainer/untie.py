@@ -25,7 +25,7 @@ from prorl.errors import ConfigError, UserError
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 HEAD_FILE = "model-untied-lm-head.safetensors"
 TIED_FILE = "model-tied.safetensors"
-"""What `SINGLE_FILE` is called beside HEAD_FILE: transformers would read it alone."""
+"""The name of `SINGLE_FILE` beside HEAD_FILE: transformers would read it alone."""
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 

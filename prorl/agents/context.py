@@ -48,7 +48,7 @@ class AttemptContext:
     backend: Backend
     sandbox: Sandbox | None
     deadline: Deadline
-    """Of RUN; paused while a backend is paused for new weights."""
+    """The deadline of RUN; paused while a backend is paused for new weights."""
     key: AttemptKey
     session: str
     """Rollout key, for prefix caches and sticky routers."""
@@ -65,13 +65,13 @@ class AttemptContext:
     records.
     """
     guest_broker: GuestBroker = field(default_factory=GuestBroker)
-    """Where guests take their turns, and those of other hosts their work."""
+    """The place where guests take their turns, and those of other hosts their work."""
     renderer_spec: str = ""
-    """What another process makes the same renderer of; empty where none can."""
+    """The spec from which another process makes the same renderer; empty where none can."""
     routed_experts: bool = False
-    """Whether the backend is asked which experts the tokens go through."""
+    """True if the backend is asked which experts the tokens go through."""
     state: EnvState = field(default_factory=EnvState)
-    """What the env remembers of this rollout."""
+    """The state that the env remembers of this rollout."""
 
     @property
     def spent_s(self) -> float:

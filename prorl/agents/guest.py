@@ -30,7 +30,7 @@ from prorl.waits import wait_limit_s
 
 NO_CALL = "the guest made no model call that its endpoint takes"
 SHIPPED = Path(prorl.__file__).parent / "guests"
-"""What `{guests}` in an argv stands for."""
+"""The folder that `{guests}` in an argv stands for."""
 END_S = wait_limit_s("guest.end")
 
 

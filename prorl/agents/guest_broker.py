@@ -59,7 +59,7 @@ class GuestWork:
     deadline: Deadline
     """It is paused while no guest has the attempt."""
     queue_s: float
-    """How long the attempt may wait for a guest."""
+    """The seconds that the attempt may wait for a guest."""
     environment: Callable[[str, str], Mapping[str, str]]
     """(base URL, key) -> the variables by which a guest's programs find the policy."""
     answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]

@@ -41,14 +41,16 @@ CANCEL_S = wait_limit_s("agent.cancel")
 MOST_S = 7 * 86400.0
 """The tool server's limit: the attempt's own comes first, and may stand still meanwhile."""
 OUTPUT_CHARS = 8000
-"""Of what it printed, its end."""
+"""The limit of its output, of which the end is kept."""
 NO_CALL = "the program made no model call that its endpoint takes"
 MAX_WORD_BYTES = 120_000
-"""Of a word or a variable: Linux refuses a program with one of 131,072 (MAX_ARG_STRLEN), its name
-and NUL included, as `Argument list too long`.
+"""The limit of a word or a variable: Linux refuses a program with one of 131,072 (MAX_ARG_STRLEN),
+its name and NUL included, as `Argument list too long`.
 """
 MAX_INPUT_BYTES = 3 << 20
-"""Of what a program is given at its start: a frame to the tool server holds 4 MiB with its argv."""
+"""The limit of what a program is given at its start: a frame to the tool server holds 4 MiB with
+its argv.
+"""
 PROMPT_FILE, SYSTEM_FILE, INPUT_FILE = ".prorl/prompt", ".prorl/system", ".prorl/input"
 """In a program's home."""
 HOME = """\

@@ -24,9 +24,9 @@ from prorl.types import HOST_WHEELS, SandboxSpec
 
 COMMAND = "command:"
 MOST_CARRIED_BYTES = 64 << 10
-"""Of the files of one command, which travel with each of its rollouts."""
+"""The limit of the files of one command, which travel with each of its rollouts."""
 MODEL = "policy"
-"""What programs call the model."""
+"""The name by which programs call the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Program:
     once a node.
     """
     reads_stdin: bool = False
-    """Whether its stdin is the prompt; else it is at its end."""
+    """True if its stdin is the prompt; else it is at its end."""
     address_bytes: int = 0
     """`SandboxSpec.address_bytes` at least."""
 

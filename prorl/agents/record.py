@@ -51,7 +51,7 @@ class SequenceRecord:
         self._temperatures: list[float] = []
         self._routing: list[Int16] = []
         self.last_context: Int32 = self._ids_L[:0]
-        """What `context` appended last."""
+        """The ids that `context` appended last."""
 
     def __len__(self) -> int:
         return self._length
@@ -152,7 +152,7 @@ class AttemptRecord:
         self.turns: list[Turn] = []
         self.messages: list[Message] = list(messages)
         self.final = ""
-        """What the policy said last, for the artifact."""
+        """The last text of the policy, for the artifact."""
         self.llm_s = 0.0
         self.tool_s = 0.0
         self.endpoint_counts = EndpointCounts()

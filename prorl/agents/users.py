@@ -73,10 +73,10 @@ if TYPE_CHECKING:
     from prorl.types import Int32
 
 CPU_S = 30.0
-"""Of the processor, for an agent's own code between two requests."""
+"""Seconds of the processor, for an agent's own code between two requests."""
 OVERTIME_S = wait_limit_s("agent.overtime")
 MAX_MESSAGE_BYTES = 4 << 20
-"""Of what an agent said to the policy, for people to read."""
+"""The limit of what an agent said to the policy, for people to read."""
 
 
 def helper_program(name: str) -> HelperProgram:
@@ -146,7 +146,7 @@ class _Drive:
         self._rendering = Rendering(context.renderer, context.renderer_spec, context.deadline)
         self._sandbox = asyncio.Lock()  # one tool call at a time is the sandbox's current one
         self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
-        """How the attempt ended, where its agent had no say in it."""
+        """The end of the attempt, where its agent had no say in it."""
         self._requests: set[asyncio.Task[Any]] = set()
         self._has_begun = self._has_lost_call = False
         self._begin()
@@ -159,7 +159,7 @@ class _Drive:
         self._replies: dict[int, _Spoken] = {}
         self._turns: set[int] = set()
         self._cut_text: str | None = None
-        """What the policy said last, where a limit of tokens cut it."""
+        """The last text of the policy, where a limit of tokens cut it."""
         self._message_bytes, self._has_prompt = 0, False
 
     # ---- how long the helper's question is open

@@ -22,7 +22,7 @@ class Analysis:
     axis: str = ""
     """What x is, in words, below a line or stack."""
     where: str = ""
-    """Which rollouts an x stands for, as a filter in which it is `{x}`; empty: none."""
+    """The rollouts that an x stands for, as a filter in which it is `{x}`; empty: none."""
 
 
 _MEMBER = "status = 'completed' and valid"

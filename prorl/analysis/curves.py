@@ -17,7 +17,9 @@ from prorl.types import Json
 Ask = Callable[[str], list[dict[str, Json]]]
 
 POINTS = 60
-"""Of a curve over time: more than a chart of 380 pixels can show, and few enough to average."""
+"""The points of a curve over time: more than a chart of 380 pixels can show, and few enough to
+average.
+"""
 
 MAX_NAMES = 60
 """Names of logged metrics that are drawn; a trainer that logs each layer has hundreds."""
@@ -35,7 +37,7 @@ class Axis(NamedTuple):
     metric: str
     """x of a row `m` of `metrics`."""
     where: str = ""
-    """Which rollouts an x stands for, as a filter in which it is `{x}`."""
+    """The rollouts that an x stands for, as a filter in which it is `{x}`."""
 
 
 _VERSION = "coalesce(m.version, v.version)"

@@ -17,7 +17,7 @@ from prorl.types import Json
 Ask = Callable[[str], list[dict[str, Json]]]
 
 Z = 1.959964
-"""Of 95 % of a normal distribution."""
+"""The quantile of a normal distribution for 95 %."""
 
 REWARDS = """
 select task_id, count(*) as n, avg(reward) as mean, coalesce(var_samp(reward), 0) as variance,
@@ -44,7 +44,7 @@ class TaskDifference(NamedTuple):
     low: float
     high: float
     flipped: bool
-    """Whether the mean reward is at least one half in one run and below it in the other."""
+    """True if the mean reward is at least one half in one run and below it in the other."""
 
 
 class Difference(NamedTuple):

@@ -12,7 +12,7 @@ from prorl.storage.read.catalog import StoredRun
 from prorl.types import Json
 
 DIGITS = 12
-"""Of a hash that people compare."""
+"""The digits of a hash that people compare."""
 
 _TASKS = """
 select count(*) as n, format('{:x}', bit_xor(md5_number(task))) as digest

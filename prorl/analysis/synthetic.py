@@ -26,7 +26,7 @@ class SyntheticShape:
     n: int = 8
     """Rollouts of a group."""
     num_tokens: int = 64
-    """Of a sequence, on average; lengths vary by a third."""
+    """The mean length of a sequence; lengths vary by a third."""
     sampled_share: float = 0.25
     num_turns: int = 3
     vocab_size: int = 300

@@ -46,13 +46,13 @@ class Opener(Protocol):
 
 class Scheme(NamedTuple):
     example: str
-    """As errors and help name it."""
+    """An example, as errors and help name it."""
     opener: str = ""
     """`module:attribute` of an `Opener`."""
     is_server: bool = False
     """Speaks HTTP at its URL: `health`, and the calls of `prorl/backends/weight_target.py`."""
     health: str = "/health"
-    """What it answers at once, also while it is paused, as long as it is well."""
+    """The path that it answers at once, also while it is paused, as long as it is well."""
     weights: str = ""
     """`module:attribute` of its `WeightDialect`; empty = the server is asked."""
     child_module: str = ""
@@ -60,8 +60,8 @@ class Scheme(NamedTuple):
     checkpoint's directory; stages and gateway get that server's address instead.
     """
     policies: Mapping[str, str] = {}
-    """What may follow the scheme, and what `--policy` takes without it, each in words; empty =
-    anything, only with it.
+    """The texts that may follow the scheme, and that `--policy` takes without it, each in words;
+    empty = anything, only with it.
     """
 
 

@@ -21,7 +21,7 @@ from prorl.timing import now
 from prorl.types import UNKNOWN_VERSION, FailureCode, GenerateRequest, PolicyVersion
 
 START_LABELS = frozenset({"default", "0"})
-"""What servers say of the weights that they were started with."""
+"""The labels that servers state for the weights that they were started with."""
 
 
 def version_of(label: str | None, request: GenerateRequest) -> PolicyVersion:

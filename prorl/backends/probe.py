@@ -40,9 +40,9 @@ class ModelServer(Backend, Protocol):
 
     vocab_size: int
     max_model_len: int
-    """Of its model, once `discover` has asked; 0 = not known."""
+    """The context of its model, once `discover` has asked; 0 = not known."""
     served: Mapping[str, Json]
-    """What it says of its model besides the name, once it was asked."""
+    """The facts that it states of its model besides the name, once it was asked."""
 
     async def health(self) -> None:
         """Raises BackendError where it is not well."""
@@ -182,11 +182,11 @@ class Vocabulary(NamedTuple):
     size: int
     text: str
     ids: Sequence[int]
-    """Of `text`; empty = not known."""
+    """The ids of `text`; empty = not known."""
     max_tokens: int = 0
-    """Of a sequence, where the run says it; 0 = as many as the server takes."""
+    """The limit of a sequence, where the run says it; 0 = as many as the server takes."""
     takes_weights: bool = False
-    """Whether the run's trainer publishes weights, so that the server must name those it serves."""
+    """True if the run's trainer publishes weights, so that the server must name those it serves."""
 
 
 async def check_vocabulary(backend: ModelServer, expected: Vocabulary) -> dict[str, Json]:

@@ -85,7 +85,7 @@ class ReplyShape:
     model: str
     tokenizer: Tokenizer
     label: Callable[[PolicyVersion], str]
-    """What the server calls its weights."""
+    """The label that the server gives its weights."""
 
     def whole(self, request: GenerateRequest, completion: Completion) -> dict[str, Json]:
         return self.piece(request, completion, 0, completion.finish_reason)

@@ -75,10 +75,10 @@ class VllmBackend:
         self.name = url.rstrip("/")
         self.vocab_size, self._model = vocab_size, model
         self._names: frozenset[str] = frozenset()
-        """What the model may be called in replies; empty = not asked yet."""
+        """The names that the model may have in replies; empty = not asked yet."""
         self.max_model_len = 0
         self.served: Mapping[str, Json] = {}
-        """What it says of its model besides the name, once it was asked."""
+        """The facts that it states of its model besides the name, once it was asked."""
         self._limits = limits or HttpLimits()
         self._connections = ServerConnections(address(url), api_key, self._limits)
         self._labels = Labels(self._label)

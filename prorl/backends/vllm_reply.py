@@ -209,7 +209,7 @@ class EventParser:
     def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max_bytes = max_bytes
         self._rest: list[bytes] = []
-        """Of a line that has not ended; joined once, when it does."""
+        """The parts of a line that has not ended; joined once, when it does."""
         self._rest_bytes = 0
         self.is_done = False
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from prorl.types import Json
 
 RIVALS = (Path(__file__).parents[2] / "configs" / "rivals" / "bench").is_dir()
-"""Whether the rivals' drivers are here: they are in the repository, not in the package."""
+"""True if the rivals' drivers are here: they are in the repository, not in the package."""
 NO_RIVALS = "drivers of rivals are in the repository only (configs/rivals/bench)"
 
 END_S = 10.0
@@ -27,7 +27,7 @@ class Answering:
     def __init__(self, *argv: str) -> None:
         self._argv = argv
         self.ready: dict[str, Json] = {}
-        """What it said after the word `ready`."""
+        """The words that followed the word `ready`."""
 
     async def __aenter__(self) -> Answering:
         argv = (sys.executable, *self._argv)

@@ -116,7 +116,7 @@ class Look(NamedTuple):
     cpu_s: float
     pss_mb: float
     sandboxes_mb: float
-    """Of that sandboxd and all below it."""
+    """The memory of that sandboxd and all below it."""
     processes: int
     most_descriptors: int
 

@@ -35,10 +35,10 @@ from prorl.bench.dapo_model import (
 from prorl.bench.report import Figure, Report, median
 
 BARS = {"batch then filter": 2.0, "refill within the step": 1.3}
-"""How many times longer a rival takes, at least."""
+"""The factor by which a rival takes longer, at least."""
 
 WASTE_BAR = 0.5
-"""Of what the better of those two throws away."""
+"""The share of what the better of those two throws away."""
 
 SKYPILOT = Setup(slots=184, step=23, train_s=430.9)
 """3 engines, Qwen3-14B, mini-swe-agent on SWE-smith, 23 x 8 rollouts a step; training and
@@ -54,9 +54,9 @@ ENGINES: Mapping[str, Any] = {
     "most_s": 900.0,
     "uninformative": 0.0,
 }
-"""What a rollout takes while all 184 are at work: 405 s, as three engines do 184 in a third of what
-one, always full, took (1,215 s, async_1eng). The lone last of a batch are faster there than in this
-model: a batch takes 647 s there, 890 here.
+"""The cost of a rollout while all 184 are at work: 405 s, as three engines do 184 in a third of
+what one, always full, took (1,215 s, async_1eng). The lone last of a batch are faster there than in
+this model: a batch takes 647 s there, 890 here.
 """
 
 Policy = Callable[[Workload, Setup], Outcome]

@@ -60,7 +60,9 @@ MAX_ASYNC = 2
 
 
 TEACHES_NOTHING = ("all_equal", "too_hard", "too_easy")
-"""Why a filter of ours drops a group that was sampled to its end, or as good as that."""
+"""The reasons why a filter of ours drops a group that was sampled to its end, or as good as
+that.
+"""
 
 
 class Sampled(NamedTuple):
@@ -88,7 +90,7 @@ class Workload:
     """A rollout's deadline."""
     uninformative: float = 0.5
     too_hard: float = 0.8
-    """Of those: nobody solves them, and it takes longer."""
+    """The share of those that are too hard: nobody solves them, and it takes longer."""
     file: Path | None = None
     """JSON lines of {"rewards": [...], "seconds": [...]}: used in order, again and again."""
 
@@ -143,7 +145,7 @@ class Outcome:
     started: int = 0
     """Rollouts."""
     dropped: int = 0
-    """Of them, in groups that the filter dropped: no policy here can know it before."""
+    """The part of them in groups that the filter dropped: no policy here can know it before."""
     trained: int = 0
     worked_s: float = 0.0
     """Rollout seconds of all."""
@@ -275,7 +277,7 @@ def single_batch_ahead(work: Workload, setup: Setup) -> Outcome:
 def prime_rl(work: Workload, setup: Setup, factor: float = 1.0) -> Outcome:
     slots, fresh = _Slots(work, setup), count()
     trained_at: list[float] = []
-    """When the weights of each step came."""
+    """The times when the weights of each step came."""
     for step in range(setup.steps):
         batch = 0
         while batch < setup.step:
@@ -347,13 +349,13 @@ class _VirtualService:
         self.outbox_seq = 0
         self.parts = count()
         self.running: dict[AttemptKey, tuple[float, RolloutRecord, int]] = {}
-        """When it began, and the version that it samples with."""
+        """The time when each began, and the version that it samples with."""
         self.ends: list[tuple[float, AttemptKey]] = []
         self.kept_groups: list[tuple[int, int, int]] = []
         """A heap: version, order, group."""
         self.num_handed = 0
         self.busy_until = math.inf
-        """Of the trainer; infinite while it waits for groups."""
+        """The time until which the trainer is busy; infinite while it waits for groups."""
         self.idle_from = 0.0
         self.stepped = 0
 

@@ -21,9 +21,9 @@ from prorl.types import SandboxSpec
 
 BAR_MS = 2.0
 ADDRESS = "127.0.0.2"
-"""Of the server: loopback by an address that no program takes for its own."""
+"""The address of the server: loopback by an address that no program takes for its own."""
 REQUESTS = 200
-"""Of one sandbox: what it may begin at once."""
+"""The requests of one sandbox: what it may begin at once."""
 LARGE_MIB = 256
 ASK = """
 import socket, sys

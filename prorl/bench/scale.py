@@ -50,7 +50,9 @@ SHORT_S = 0.1
 """Wait of rollouts that fill the cores: what a rollout costs a service that is never empty."""
 COMMON = {"init": {"slots": SLOTS}, "run": {"slots": SLOTS}, "eval": {"slots": SLOTS}}
 FIRST, LAST = 0.2, 0.7
-"""Of a run's rollouts: from the one's end to the other's there is work for every slot."""
+"""The part of a run's rollouts that is measured: from the one's end to the other's there is work
+for every slot.
+"""
 PATIENCE_S = 600.0
 HOST = "127.0.0.1"
 
@@ -215,13 +217,15 @@ class Measured:
     worked: float
     """Share of its slots' time that was work."""
     mean_wait_s: float
-    """How long a rollout was."""
+    """The mean seconds of a rollout."""
     machine_share: float
-    """Of this machine's cores, in use by anybody."""
+    """The share of this machine's cores that anybody used."""
     gateway_s: float
     """CPU seconds a rollout, heartbeats included."""
     idle_share: float
-    """Of a core, that the gateway takes with these nodes when nobody has anything to do."""
+    """The share of a core that the gateway takes with these nodes when nobody has anything to
+    do.
+    """
     full_gateway_s: float
     """CPU seconds a rollout at full rate, heartbeats left out."""
     full_store_s: float

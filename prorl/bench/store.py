@@ -30,7 +30,7 @@ from prorl.storage.keep.compact import compact
 from prorl.storage.read.catalog import StoredRun
 
 BARS = (2.0, 20.0)
-"""Of size and speed beside JSON lines."""
+"""The bars of size and speed beside JSON lines."""
 LEVEL = 3
 COLUMNS = ["token_ids", "logprobs"]
 

@@ -72,7 +72,7 @@ SHAPE = SyntheticShape(n=8, num_tokens=16384, sampled_share=0.25, num_turns=14, 
 COMMAND = "python -m prorl.bench.stream"
 
 Rounds = list[dict[str, Json]]
-"""What a path's consumer said in each of its rounds."""
+"""The reports of a path's consumer, one for each of its rounds."""
 
 
 async def run(quick: bool, device: str = "cpu") -> Report:

@@ -50,7 +50,7 @@ QUIETLY: dict[str, Any] = {
     "print_error": False,
     "result_action": "return_value",
 }
-"""How cyclopts is called: errors and answers come back to `dispatch`."""
+"""The arguments of cyclopts: errors and answers come back to `dispatch`."""
 
 _MODULES = {
     "eval": "commands.evaluate:evaluate",

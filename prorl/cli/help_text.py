@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 NO_DEFAULT = ('""', "False")
 """Defaults that say only that an option was not given."""
 EXAMPLE = "Example: "
-"""What a paragraph with a command begins with: one that is broken must be whole when copied."""
+"""The beginning of a paragraph with a command: one that is broken must be whole when copied."""
 
 
 class WrappedHelp:

@@ -29,7 +29,7 @@ from prorl.types import Json
 
 _KEPT = frozenset("\n\t")
 _START = re.compile(r"(?: *\S.{0,28}? {2,}| +)(?=\S)")
-"""What stands before the text of a line: its indent, or its names in columns."""
+"""The part before the text of a line: its indent, or its names in columns."""
 _MARKS = re.compile(
     r"^(?:  )?(?:(?P<bad>fail(?:ure)?(?=  )|error(?=: ))"
     r"|(?P<doubt>warn(?:ing)?(?= )|waiting(?=  )|CUT OFF)"
@@ -187,7 +187,7 @@ def _default(value: Any) -> Json:
 
 
 VALUE_CHARS = 300
-"""Of a value in a list of names and values."""
+"""The limit of a value in a list of names and values."""
 GAP = 2
 """Characters between two columns."""
 NARROWEST = 8

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from prorl.types import Json
 
 Z = 1.959964
-"""Of a two-sided 95 % interval."""
+"""The quantile of a two-sided 95 % interval."""
 
 _SETS = """
 with members as (

@@ -114,7 +114,7 @@ class ProgressDisplay:
         self._began_s = self._printed_s = clock()
         self._printed_end = False
         self._looks: deque[tuple[float, int]] = deque(maxlen=10)
-        """When, and how many tokens there were."""
+        """The times, and how many tokens there were."""
         self._terminal = not quiet and sys.stderr.isatty()
         if self._terminal:
             from rich.console import Console, Group

@@ -43,7 +43,9 @@ NOTICE_AFTER_S = 3.0
 """A run that takes longer to be made: people are told why."""
 
 BUILDS_AT_A_TIME = 2
-"""As `prorl image build` has it: a build takes a core and the network in turn."""
+"""The limit of builds, as `prorl image build` has it: a build takes a core and the network in
+turn.
+"""
 
 MANY_COMMITS = 8
 """From so many on a finished run is compacted: before, there is nothing to gain."""

@@ -53,7 +53,7 @@ a backend.
 TAKES = (
     f"{', '.join(POLICIES)}, toy, a checkpoint's directory, or http://HOST:PORT of a model server"
 )
-"""What `--policy` takes, in words."""
+"""The values that `--policy` takes, in words."""
 
 _SCRIPTS = ", ".join(
     f"{policy} ({meaning})"
@@ -62,7 +62,7 @@ _SCRIPTS = ", ".join(
 )
 
 FAULTS = "error=0.1&nan=0.05&delay_s=0.02"
-"""What `--policy faulty` means when it names no faults of its own."""
+"""The faults of `--policy faulty` when it names none of its own."""
 
 
 class Job(BaseModel):
@@ -160,7 +160,8 @@ EFFECTIVE: Mapping[str, Callable[[str, str], bool]] = {
     "node": lambda section, key: section == "service" and key in OF_NODE,
     "cluster": lambda section, key: section == "service" and key in OF_NODE,
 }
-"""Whether a setting changes anything, by command: its section (or key of `Job`) and its key there.
+"""The test whether a setting changes anything, by command: its section (or key of `Job`) and its
+key there.
 """
 
 

@@ -33,7 +33,7 @@ from rollouts
 
 FAILED_SQL = "select failure_code, count(*) from rollouts group by all"
 BY_TASK_SQL = "select task_id, avg(reward) from rollouts group by all order by 2 limit 9"
-"""What a person may ask next."""
+"""The query that a person may run next."""
 
 STATES = "select status, count(*) as n from rollouts group by status order by status"
 

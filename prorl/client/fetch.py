@@ -50,9 +50,9 @@ class Fetched:
     end: bool
     """Nothing will ever come after them."""
     mapped: bool
-    """Whether they lie in a mapped file."""
+    """True if they lie in a mapped file."""
     stalled: str = ""
-    """Why there are none, if the run does not move."""
+    """The reason why there are none, if the run does not move."""
 
 
 def _fetched(plan: ReadPlan, batches: Iterator[pa.RecordBatch], *, is_mapped: bool) -> Fetched:

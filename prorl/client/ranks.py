@@ -51,11 +51,11 @@ class RankShare:
     DDP, which averages).
     """
     num_tokens: int
-    """Of this rank."""
+    """The tokens of this rank."""
     cursor: str
     """After the step: for the checkpoint; rank 0 commits it."""
     digest: str
-    """Of how the step was dealt; equal on all ranks of one world."""
+    """The digest of how the step was dealt; equal on all ranks of one world."""
 
 
 def deal(

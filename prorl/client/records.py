@@ -46,9 +46,9 @@ class Record(NamedTuple):
     first: int
     """Place of the first sampled token: what trainers call the prompt ends here."""
     reward: float
-    """Of the rollout."""
+    """The reward of the rollout."""
     advantage: float
-    """Of the rollout in its group; nan without advantages."""
+    """The advantage of the rollout in its group; nan without advantages."""
     weight: float
     """1 over the sequences of its rollout that train, so that a rollout counts once; else 0."""
     group: int

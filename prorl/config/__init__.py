@@ -28,7 +28,7 @@ from prorl.states import TASK_LINEAGES, Lineage
 from prorl.types import RolloutLimits, SamplingParams
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")
-"""What a run, worker or node may be called: it becomes a file name."""
+"""The names that a run, worker or node may have: it becomes a file name."""
 
 
 RESERVED_NAMES = frozenset(
@@ -38,13 +38,13 @@ RESERVED_NAMES = frozenset(
         *("service.json", "control.lock", "control.db", "control.db-wal", "control.db-shm"),
     }
 )
-"""What a root holds besides run directories: whoever puts something there names it here."""
+"""The names in a root besides run directories: whoever puts something there names it here."""
 
 JOB_FILE = "job.json"
-"""Of `prorl run`: what it was asked, with the hashes of its files."""
+"""The file of a `prorl run`: what it was asked, with the hashes of its files."""
 
 MAX_INT32 = (1 << 31) - 1
-"""What an int32 holds: a column's, or a model server's field."""
+"""The greatest number that an int32 holds: a column's, or a model server's field."""
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -408,7 +408,7 @@ class ServiceConfig(StrictModel):
     )
     tokenizer: str = Field(default="bytes", description="`bytes` or a Hugging Face directory")
     init: StageConfig = StageConfig(slots=8)
-    """What it has ready before RUN has room: each is a sandbox that waits."""
+    """The rows that it has ready before RUN has room: each is a sandbox that waits."""
     run: StageConfig = StageConfig(slots=32)
     eval: StageConfig = StageConfig()
     pools: dict[str, StageConfig] = Field(

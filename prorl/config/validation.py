@@ -35,7 +35,9 @@ _EXPECTED = {
     "set_type": "a list",
     "path_type": "a path",
 }
-"""What was expected instead, by pydantic's type of error; fields are those of its context."""
+"""The value that was expected instead, by pydantic's type of error; fields are those of its
+context.
+"""
 
 _KINDS = {
     "int": "a whole number",

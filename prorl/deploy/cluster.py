@@ -64,8 +64,8 @@ LOOK_S, YOUNG_S, LONGEST_S = 2.0, 60.0, 60.0
 """Between two looks for nodes that were lost; what has lived too briefly to be replaced at once."""
 
 PATIENCE = "10 minutes"
-"""How long Dask waits for a job that it does not see before it cancels it. A pre-empted job is put
-back into the queue by the batch system and comes again under its name.
+"""The time for which Dask waits for a job that it does not see before it cancels it. A pre-empted
+job is put back into the queue by the batch system and comes again under its name.
 """
 
 

@@ -37,12 +37,12 @@ RETRY_S = 1.0
 """Between attempts to register with a scheduler that is away."""
 
 REFUSALS = (OSError, TimeoutError, ValueError, RuntimeError)
-"""What a scheduler that is away raises, and one that refuses: while it believes in an earlier
-incarnation of the node, the node's name is taken.
+"""The errors that a scheduler raises that is away, and one that refuses: while it believes in an
+earlier incarnation of the node, the node's name is taken.
 """
 
 RETIRED = "scheduler-"
-"""How the reason begins with which Dask closes a worker that it retires."""
+"""The beginning of the reason with which Dask closes a worker that it retires."""
 
 FRUGAL = {
     "distributed.worker.profile.enabled": False,

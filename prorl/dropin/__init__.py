@@ -18,4 +18,4 @@ SERVERS: Mapping[str, str] = MappingProxyType(
         "prorl-agent": "prorl.dropin.prorl_agent",
     }
 )
-"""What can be spoken, and the module whose `routes` speak it."""
+"""The protocols that can be spoken, and the module whose `routes` speak each."""

@@ -51,7 +51,7 @@ class SequenceSpan(NamedTuple):
     end: int
     sampled: bool
     messages: list[dict[str, Json]]
-    """What it says, where the transcript tells; rows of `messages`."""
+    """The messages that the transcript tells; rows of `messages`."""
 
 
 class FinishedRollout(NamedTuple):
@@ -116,7 +116,7 @@ class RolloutRequests:
         """`root`: of the run directories; `name`: how runs begin that are made here."""
         self.client, self._root, self._name = client, root, name
         self._runs: dict[str, _Run] = {}
-        """By how its rollouts are driven; the least recently used first."""
+        """The runs by how their rollouts are driven; the least recently used first."""
         self._background = set[asyncio.Task[None]]()
 
     async def complete(

@@ -77,7 +77,7 @@ class BaseEnv:
     """Implements `prorl.protocols.Env`. Stateless, as every env."""
 
     name: str = ""
-    """What tasks call it."""
+    """The name by which tasks call it."""
     settings: ClassVar[type[EnvSettings]] = PromptSettings
     """The record of the settings that a run or a row may give (`prorl/envs/settings.py`)."""
     system: str = ""
@@ -89,13 +89,13 @@ class BaseEnv:
     your own by `user_spec("name")`.
     """
     rubric: Rubric = Rubric()
-    """What the artifact is worth."""
+    """The rubric, which says what the artifact is worth."""
     works_in_sandbox: bool = False
-    """Whether what is scored lies in the RUN sandbox, so that a setting must leave a tool in it."""
+    """True if what is scored lies in the RUN sandbox, so that a setting must leave a tool in it."""
     scores_in_sandbox: bool = False
-    """Whether EVAL starts a sandbox for the rubric."""
+    """True if EVAL starts a sandbox for the rubric."""
     partial_credit: bool = False
-    """Whether a useless answer may score more than the worst (`prorl check` refuses that else)."""
+    """True if a useless answer may score more than the worst (`prorl check` refuses that else)."""
     reward_range: tuple[float, float] = (0.0, 1.0)
     """The worst and the best reward: what `prorl check` expects of a useless answer and of the
     reference solution. A best of infinity stands for an open scale: a reference then only has to
@@ -104,7 +104,7 @@ class BaseEnv:
     repeatable: tuple[str, ...] = ()
     """Methods marked with `tool` that change nothing: they may run again when a worker died."""
     own_tools: ClassVar[Mapping[str, ToolSpec]] = {}
-    """Of the methods marked with `tool`, by name."""
+    """The specs of the methods marked with `tool`, by name."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

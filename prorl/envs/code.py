@@ -137,7 +137,7 @@ _PROGRAM_KINDS = {
         " or the function or class that is named"
     ),
 }
-"""What the system message calls the program, by whether the task has cases."""
+"""The name that the system message gives the program, by whether the task has cases."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ _ENDS: Mapping[AnswerFormat, str] = {
     "boxed": r"End with the final answer in \boxed{}.",
     "last_line": "End with the final answer alone on a last line.",
 }
-"""What the system message says of the answer, by its format."""
+"""The sentence of the system message about the answer, by its format."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ from prorl.errors import TaskError
 from prorl.types import Json, Task
 
 NO_TOOLS = "none"
-"""As the setting `tools`: the policy is offered no tool."""
+"""The value of the setting `tools` that offers none: the policy is offered no tool."""
 
 MAX_PREVIEW_CHARS = 120
 """Characters of a refused value that an error shows."""

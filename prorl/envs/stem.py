@@ -41,7 +41,7 @@ _ENDS: Mapping[AnswerFormat, str] = {
     "boxed": r"in \boxed{}",
     "last_line": "alone on a last line",
 }
-"""Where the system message wants the answer, by its format."""
+"""The place where the system message wants the answer, by its format."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ _UNITS = words_of(
     revolutions_per_minute knot byte bit cubic_centimeter number_meter erg dyne decibel dollar
     cent euro sterling yen rupee percent"""
 )
-"""Of pint's names, those that an answer may use."""
+"""The names of pint that an answer may use."""
 _SCALES = frozenset(("degree_Celsius", "degree_Fahrenheit", "decibel"))
 """Values of a scale: nothing is converted to them or from them."""
 _STEPS = {"degree_Celsius": "kelvin"}
@@ -65,7 +65,9 @@ _OURS = {
     "megohms": "megaohm", "Ms": "", "PC": "", "Ed": "", "fly": "", "mum": "", "mug": "",
     "candle": "", "candles": "",
 }  # fmt: skip
-"""Where pint means something else than an answer does, or knows nothing; "" is no unit."""
+"""The units where pint means something else than an answer does, or knows nothing; "" is no
+unit.
+"""
 _SYMBOLS = ("mol", "cal", "bar", "ohm", "torr", "mHg", "gal")
 """Symbols so long that a prefix before them makes what looks like a word."""
 _LETTERS = frozenset("mgsAKNJWCVFSTHLlMthuΩÅ")

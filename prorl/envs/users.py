@@ -106,7 +106,7 @@ class Plan:
     preparation: str | None
     """None: it has no such hook."""
     hooks: frozenset[str]
-    """Those that are not `BaseEnv`'s own."""
+    """The hooks that are not `BaseEnv`'s own."""
     own_tools: tuple[str, ...]
     repeatable: tuple[str, ...]
     partial_credit: bool

@@ -65,7 +65,9 @@ from prorl.waits import wait_limit_s
 PATH = "control"
 
 REFUSALS = (UnauthorizedError, ForbiddenError)
-"""What does not pass by itself: our certificate or token is not, or no longer, one of theirs."""
+"""The errors that do not pass by themselves: our certificate or token is not, or no longer, one of
+theirs.
+"""
 
 REFUSED_S = wait_limit_s("flight.refused")
 

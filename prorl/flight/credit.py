@@ -50,7 +50,7 @@ class _Consumer:
     holds: dict[AttemptKey, None] = field(default_factory=dict)
     """Sent and not acked, in the order sent."""
     has: Callable[[str], bool] = _everything
-    """Whether it has what a row needs; `has("")` is whether it takes rows at all now."""
+    """Returns whether it has what a row needs; `has("")` is whether it takes rows at all now."""
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class _Row:
     num_bytes: int
     consumer: int | None = None
     needs: str = ""
-    """What a consumer must have to get it; empty = nothing."""
+    """The thing that a consumer must have to get it; empty = nothing."""
 
 
 class ProducerCredit:

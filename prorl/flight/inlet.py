@@ -47,7 +47,9 @@ from prorl.types import AttemptKey
 REMEMBERED = 4096
 
 LOOK_S = 0.05
-"""How soon one that may take nothing more asks again whether it may: short beside a rollout."""
+"""The seconds until one that may take nothing more asks again whether it may: short beside a
+rollout.
+"""
 
 _NOBODY = -1
 """The upstream of a row that no stream of this incarnation brought."""
@@ -101,7 +103,7 @@ class Inlet:
         self._grants = ConsumerCredit(slots=slots, window_bytes=window_bytes)
         self._channels: dict[int, Channel] = {}
         self._reading: dict[str, Channel] = {}
-        """By the location that was dialled."""
+        """The channels by the location that was dialled."""
         self._names = count()
         self._announced: set[str] = set()
         self._dialling: dict[str, asyncio.Task[None]] = {}

@@ -44,7 +44,7 @@ Keys = Callable[[list[AttemptKey]], None]
 KeysOf = Callable[[list[AttemptKey], Mapping[str, Json]], None]
 """The same with the hello of the consumer that has them."""
 Has = Callable[[Mapping[str, Json], str], bool]
-"""Whether a consumer, by its first word, has what a row needs."""
+"""Returns whether a consumer, by its first word, has what a row needs."""
 
 
 class SizedRow(NamedTuple):

@@ -15,7 +15,9 @@ BACK_S = 0.02
 FIRST_BACKOFF_S = 0.02
 LAST_BACKOFF_S = 1.0
 LAST_UNIX_BACKOFF_S = 0.2
-"""Of a service that starts all dial the gateway; a socket of this host refuses at once."""
+"""The longest wait on one host: all children of a service that starts dial the gateway; a socket of
+this host refuses at once.
+"""
 
 
 class Paced:

@@ -29,15 +29,15 @@ from prorl.errors import (
 log = logging.getLogger("prorl.flight")
 
 STREAM_ERRORS: tuple[type[BaseException], ...] = (fl.FlightError, pa.ArrowException, OSError)
-"""What a Flight stream raises when it breaks."""
+"""The errors that a Flight stream raises when it breaks."""
 
 
 STREAM_ENDS: tuple[type[BaseException], ...] = (StopIteration, *STREAM_ERRORS)
-"""What a reader raises when nothing more will come."""
+"""The errors that a reader raises when nothing more will come."""
 
 
 REFUSALS: tuple[type[BaseException], ...] = (SchemaError, *STREAM_ERRORS)
-"""What can go wrong while a stream opens."""
+"""The errors that can come while a stream opens."""
 
 
 _TLS_CAUSES = (
@@ -52,7 +52,9 @@ _TLS_CAUSES = (
     ("wrong version number", "no TLS is spoken there: is the port right?"),
     ("Socket closed", "TLS was asked of a plain port, or our certificate was refused"),
 )
-"""What OpenSSL and gRPC say, and what it means; the server's side of a refusal is never told."""
+"""The texts of OpenSSL and gRPC, and what each means; the server's side of a refusal is never
+told.
+"""
 
 
 def presentable(error: BaseException | None) -> ProrlError | None:

@@ -51,11 +51,13 @@ from prorl.waits import wait_limit_s
 DIAL_S = wait_limit_s("flight.dial")
 
 POLL_S = 0.2
-"""How often a waiting read looks whether its client is still there (Flight has no event for it)."""
+"""The seconds between two looks of a waiting read whether its client is still there (Flight has no
+event for it).
+"""
 
 
 LOOK_S = 30.0
-"""How often a listener looks whether it has new credentials to show."""
+"""The seconds between two looks of a listener whether it has new credentials to show."""
 
 REBIND_S = 0.2
 """gRPC lets go of a port some milliseconds after it was told to."""

@@ -108,13 +108,13 @@ class Ticket(_JsonMessage, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Only `primary` moves backpressure and staleness; each name has its own committed cursor."""
     cursor: str = ""
     max_bytes: Annotated[int, Meta(ge=1)] = 64 << 20
-    """Of Arrow data; at least one group comes, however large it is."""
+    """The limit of Arrow data; at least one group comes, however large it is."""
     max_groups: Annotated[int, Meta(ge=0)] = 0
     """0 = no bound."""
     wait_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
     """For the first group."""
     columns: tuple[str, ...] = ()
-    """Of the STREAM schema; empty = all."""
+    """The columns of the STREAM schema; empty = all."""
     layout: Layout = "packed"
 
     @classmethod
@@ -134,7 +134,7 @@ class ReadPlan(_JsonMessage, frozen=True, kw_only=True):
     end: bool
     """Nothing will ever come after `cursor`: the run is finished, or the replay is at its end."""
     stalled: str = ""
-    """Why there are no groups, if the run does not move."""
+    """The reason why there are no groups, if the run does not move."""
     boot_id: str = ""
     path: str = ""
     inode: tuple[int, int] = (0, 0)

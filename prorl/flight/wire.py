@@ -48,7 +48,7 @@ Route = tuple[Accept, pa.Schema, pa.Schema]
 """Handler, schema received, schema sent."""
 
 Routes = Mapping[str, Route]
-"""By path."""
+"""The routes by path."""
 
 _used_by = 0
 """The process that has used Flight first."""

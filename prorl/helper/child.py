@@ -33,8 +33,9 @@ from prorl.linux.spared import spare_ancestors
 
 Answer = Callable[[Any], Any]
 CROSSES = (UserError, NotFoundError, StorageError, RolloutError)
-"""What is raised as itself where it was asked for; users' code may raise others, as that a process
-is fenced, which are words there."""
+"""The errors that are raised as themselves where the question was asked; users' code may raise
+others, as that a process is fenced, which are words there.
+"""
 """What a role does with a question: plain data, dataclasses and bytes come back."""
 
 LENGTH = struct.Struct("<Q")
@@ -53,12 +54,12 @@ class HelperChannel:
         self._socket = connection
         self._state = threading.Condition()  # protects what is sent, and the fields below
         self.number = 0
-        """Of the question that is being answered."""
+        """The number of the question that is being answered."""
         self._num_calls = self._num_open = 0
         self._replies: dict[int, tuple[str, Any]] = {}
         """Replies that their callers have not taken yet: one an open call at most."""
         self._is_read = False
-        """Whether some caller reads replies now."""
+        """True while some caller reads replies."""
 
     def receive(self) -> Any:
         """The next question; ends the process when the parent is gone."""

@@ -17,10 +17,10 @@ IDLE_S = 60.0
 """A helper that nobody asked for this long is ended."""
 
 REFUSED_S = 5.0
-"""How long a start that failed answers for those who come next."""
+"""The seconds for which a start that failed answers those who come next."""
 
 STARTS = 2
-"""Of one pool at a time: each takes a processor for its imports."""
+"""The starts of one pool at a time: each takes a processor for its imports."""
 
 log = logging.getLogger("prorl.helper")
 
@@ -59,7 +59,7 @@ class Helpers:
         self.program = program
         self._clock = asyncio.get_running_loop().time
         self._free: list[tuple[Helper, float]] = []
-        """Those with nothing to do, each since when; the last one is asked next."""
+        """The helpers with nothing to do, each since when; the last one is asked next."""
         self._busy: set[Helper] = set()
         self._starting: set[asyncio.Future[Helper]] = set()
         self._waiting: list[_Turn] = []
@@ -261,7 +261,7 @@ class Helpers:
 _Pools = dict[HelperProgram, Helpers]
 
 _POOLS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Pools] = weakref.WeakKeyDictionary()
-"""Of each loop: what one loop started, no other can wait for."""
+"""The pools of each loop: what one loop started, no other can wait for."""
 
 _KEEPERS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncIterator[None]] = (
     weakref.WeakKeyDictionary()

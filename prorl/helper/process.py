@@ -38,7 +38,7 @@ MOST_CALLS = 32
 """Calls back of one helper that are open at once; what it asks beyond them waits in its socket."""
 
 CallBack = Callable[..., Awaitable[Any]]
-"""What a helper may ask its parent to do, while it answers."""
+"""The calls that a helper may make to its parent while it answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,9 @@ class HelperProgram:
     """The limits are those of the code between two calls back, not of the whole answer."""
     nice: int = 0
     version: str = ""
-    """Of the code that it imports: another version is another program, with helpers of its own."""
+    """The version of the code that it imports: another version is another program, with helpers of
+    its own.
+    """
 
 
 _decode = msgspec.msgpack.Decoder(tuple[int, str, Any], ext_hook=read_extension).decode
@@ -118,14 +120,14 @@ class Helper:
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
         self._calls: set[asyncio.Future[None]] = set()
-        """What it has asked us to do, while we do it; MOST_CALLS bound it."""
+        """The calls that it has made to us, while we answer them; MOST_CALLS bound it."""
         self._num_calls = 0
         self._number = 0
-        """Of the question that is being answered, which each frame of its answer bears; 0: its
-        start.
+        """The number of the question that is being answered, which each frame of its answer bears;
+        0: its start.
         """
         self.is_open = True
-        """Whether it can be asked another question."""
+        """True if it can be asked another question."""
 
     @property
     def pid(self) -> int:

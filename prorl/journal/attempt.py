@@ -39,14 +39,14 @@ UNKNOWN = (
     "[this call may have run: the worker that made it died before it heard the result, which is"
     " not known]"
 )
-"""What the policy is told of such a call."""
+"""The text that the policy reads as the result of such a call."""
 
 
 class CallId(NamedTuple):
     resumes: int
     turn: int
     number: int
-    """Of the call in its turn."""
+    """The number of the call in its turn."""
 
 
 @runtime_checkable
@@ -68,7 +68,7 @@ class AttemptJournal:
         self._answers: dict[tuple[int, int], ToolAnswer] = {}
         self.ended: AttemptEnd | None = None
         self.spent_s = 0.0
-        """Of the budget, until the last record."""
+        """The seconds of the budget that were spent at the last record."""
         self._has_begun = resumes == 0
         """True once something happened under this worker that no earlier one can have begun."""
 

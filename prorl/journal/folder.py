@@ -61,14 +61,14 @@ class Journals:
     ) -> None:
         self._folder, self._limit_bytes, self._sync = folder, limit_bytes, sync
         self._open: dict[AttemptKey, _Open] = {}
-        """Of all attempts in hand; bounded by the worker's slots."""
+        """The journals of all attempts in hand; bounded by the worker's slots."""
         self._spare: list[tuple[Path, int]] = []
         """Files that are empty."""
         self._pasts: dict[AttemptKey, tuple[Recovered, int]] = {}
         self._lock = -1
         self._numbers = count()
         self.num_bytes = 0
-        """Of all files."""
+        """The size of all files together."""
 
     def open(self) -> list[Recovered]:
         """Lock the folder; what the last incarnation left, damaged files aside, which are removed

@@ -35,7 +35,7 @@ class Prefix(NamedTuple):
     end: int
     """Bytes that they take."""
     damage: str
-    """What is wrong at `end`; empty for a clean end, and for one in the middle of a write."""
+    """The fault at `end`; empty for a clean end, and for one in the middle of a write."""
 
 
 def seal(kind: int, seq: int, body: bytes | memoryview) -> bytes:

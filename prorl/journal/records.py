@@ -73,13 +73,13 @@ class ToolAnswer:
 
     turn: int
     index: int
-    """Of the call in its turn."""
+    """The number of the call in its turn."""
     text: str | None
     """None: the env has ended the rollout."""
     tool_s: float
     spent_s: float = 0.0
     state: str | None = None
-    """What the env remembers from here on; None: what it did before."""
+    """The state that the env remembers from here on; None: what it did before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ ResultT = TypeVar("ResultT")
 
 _page: mmap.mmap | None = None
 _now: bytes | None = None
-"""What is marked now."""
+"""The text that is marked now."""
 
 
 def page() -> int:

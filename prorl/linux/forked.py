@@ -6,10 +6,12 @@ import os
 from typing import NoReturn
 
 EXIT_CRASHED = os.EX_SOFTWARE
-"""How a process of ours ends that met a bug of ours."""
+"""The exit status of a process of ours that met a bug of ours."""
 
 EXIT_DRAINED = 3
-"""How a part of the service ends that was asked to leave and has nothing in hand any more."""
+"""The exit status of a part of the service that was asked to leave and has nothing in hand any
+more.
+"""
 
 EXIT_REFUSED = 5
 """The service will never let it in as it is: to try again would be noise."""

@@ -26,7 +26,7 @@ from prorl.linux import calls, guard
 
 MAX_REWARD_BYTES = 64 << 10
 MAX_OUTPUT_BYTES = 8000
-"""Of what it printed, its end."""
+"""The part of its output that is kept, the end of it."""
 EXIT_NO_PROGRAM = 127
 
 

@@ -58,7 +58,7 @@ class TokenGrant:
 
 
 EVERYTHING = TokenGrant(token_id="", role="")
-"""What the owner's token allows."""
+"""The grant of the owner's token."""
 
 
 class Keys:

@@ -51,7 +51,9 @@ made anew, and warned of where it cannot.
 """
 
 LOOK_HOURS = 1
-"""How often somebody looks whether theirs ends soon, or more often if its lifetime is short."""
+"""The hours between two looks whether one's certificate ends soon; fewer if its lifetime is
+short.
+"""
 
 MAX_NODE_NAME = 59
 """A common name has 64 characters, and `node:` goes before it."""
@@ -189,7 +191,9 @@ class Caller(NamedTuple):
 
     role: str
     node: str = ""
-    """Which one, where the role is `node`; empty: one that has no certificate of its own yet."""
+    """The node's name, where the role is `node`; empty: one that has no certificate of its own
+    yet.
+    """
 
     @classmethod
     def of(cls, identity: str) -> Caller:

@@ -152,7 +152,7 @@ class Rendering:
     def __init__(self, renderer: AnyRenderer | None, spec: str, deadline: Deadline) -> None:
         self._renderer, self._spec, self._deadline = renderer, spec, deadline
         self._spent_s = 0.0
-        """Of helpers' processors."""
+        """The seconds of helpers' processors."""
 
     async def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Int32:
         """See `Renderer.prompt`. Raises TaskError, and RolloutError."""

@@ -25,7 +25,9 @@ class Family:
     """Texts that all stand in its template."""
     grammar: Grammar
     markers: tuple[str, ...]
-    """What its grammar looks for; those that are added tokens are only read as tokens."""
+    """The markers that its grammar looks for; those that are added tokens are only read as
+    tokens.
+    """
     stops: tuple[str, ...]
     """Tokens that end a turn, most usual first."""
     thoughts: tuple[str, str] | None = ("<think>", "</think>")
@@ -44,11 +46,11 @@ class Family:
     shows_calls: bool = True
     """The template writes an earlier turn's calls."""
     refused: str = ""
-    """Why a model of this family cannot be rendered from its template."""
+    """The reason why a model of this family cannot be rendered from its template."""
     call_end: str = ""
-    """What a turn with calls ends in, where the template does not write it as such."""
+    """The text that ends a turn with calls, where the template does not write it as such."""
     answer_end: str = ""
-    """What a turn without calls ends in, where the template does not write it as such."""
+    """The text that ends a turn without calls, where the template does not write it as such."""
 
 
 _CHATML = ("<|im_end|>", "<|endoftext|>")

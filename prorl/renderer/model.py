@@ -83,7 +83,7 @@ class Proof(NamedTuple):
     shows_tools: bool
     """A first prompt says what tools there are; else the env's own messages have to."""
     no_system: str = ""
-    """Why a first prompt cannot begin with a system message; empty where it can."""
+    """The reason why a first prompt cannot begin with a system message; empty where it can."""
 
     @property
     def tools(self) -> str:

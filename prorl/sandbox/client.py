@@ -40,11 +40,11 @@ UNPACK = 'tar -xpf "$0" && rm -f "$0"'
 FORGET = 'rm -f "$0"'
 CONNECT_S = wait_limit_s("sandbox.connect")
 CHUNK_BYTES = 1 << 20
-"""Of a file in one frame, whose limit is `FRAME_LIMIT`."""
+"""The part of a file in one frame, whose limit is `FRAME_LIMIT`."""
 
 
 ACTS = frozenset({"call", "exec", "put"})
-"""What changes a sandbox, and so is remembered there under the tool call's id."""
+"""The operations that change a sandbox, and so are remembered there under the tool call's id."""
 END = encode({"op": "end"})
 
 

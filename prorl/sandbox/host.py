@@ -52,7 +52,9 @@ class UnixSandboxHost:
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._next_id = 0
         self._closed: list[tuple[str, int]] = []
-        """What no sandbox may reach besides what sandboxd was started with; at most MAX_CLOSED."""
+        """The addresses that no sandbox may reach besides what sandboxd was started with; at most
+        MAX_CLOSED.
+        """
         self._opening = asyncio.Lock()  # protects the making of the one connection
 
     async def __aenter__(self) -> UnixSandboxHost:

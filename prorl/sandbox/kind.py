@@ -18,7 +18,7 @@ class SandboxKind(NamedTuple):
     """A kind of sandbox: how it starts, what it can run, and what holds it."""
 
     fix: str
-    """What to do when the kind does not work."""
+    """The remedy when the kind does not work."""
     folder: bool
     """Needs a folder on the host."""
     zipapp: bool
@@ -26,7 +26,7 @@ class SandboxKind(NamedTuple):
     images: bool
     """Can run an image (a folder) instead of the host's /usr."""
     server_can_be_killed: bool
-    """Whether what runs inside can kill the tool server: then its death is the policy's doing."""
+    """True if what runs inside can kill the tool server: then its death is the policy's doing."""
     enforces: tuple[str, ...]
     cannot: tuple[str, ...]
     bare: str
@@ -40,7 +40,7 @@ class SandboxKind(NamedTuple):
     start: Start | None = None
     """Makes the sandbox's pid 1 as a child of the zygote; there is no launcher then."""
     missing: Callable[[], str] = lambda: ""
-    """What the machine lacks for this kind, seen without running it; empty = nothing."""
+    """Returns what the machine lacks for this kind, seen without running it; empty = nothing."""
     install: Callable[[str], None] = lambda folder: None
     """Once in a sandboxd, before its first sandbox: files that all of them share, in the folder
     that holds the tool server's zipapp.
@@ -50,21 +50,22 @@ class SandboxKind(NamedTuple):
     overlays: bool = False
     """Can let an image be written over, and be root of it."""
     proxied: bool = False
-    """Whether its sandboxes have a loopback of their own, of which the proxy can serve a port: then
+    """True if its sandboxes have a loopback of their own, of which the proxy can serve a port: then
     the operator may grant them a network.
     """
     sized: bool = True
-    """Whether its workspace is of a size that the kernel holds; else the watchdog looks after it.
+    """True if its workspace is of a size that the kernel holds; else the watchdog looks after
+    it.
     """
     caps_ptys: bool = True
-    """Whether the kernel bounds its ptys (`MAX_PTYS`); else the watchdog does."""
+    """True if the kernel bounds its ptys (`MAX_PTYS`); else the watchdog does."""
     shares_host: bool = False
-    """Whether its processes write to the host's /tmp and make System V objects on the host."""
+    """True if its processes write to the host's /tmp and make System V objects on the host."""
 
 
 MAX_PTYS = 16
-"""Of one sandbox: the kernel has a few thousand for the whole machine, and a node starts no more
-sandboxes than they are enough for (`node/maker.py`).
+"""The limit of the ptys of one sandbox: the kernel has a few thousand for the whole machine, and a
+node starts no more sandboxes than they are enough for (`node/maker.py`).
 """
 
 CONFINED_BY_NAMESPACES = (
@@ -74,7 +75,7 @@ CONFINED_BY_NAMESPACES = (
     "processes, size of a file, open files, memory of one process",
     "everything inside ends with it",
 )
-"""What a kind enforces that has namespaces of its own."""
+"""The resources that a kind confines that has namespaces of its own."""
 
 
 def room() -> int:

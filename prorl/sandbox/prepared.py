@@ -23,7 +23,7 @@ from prorl.linux import locks
 from prorl.protocols import Sandbox
 
 MAX_SNAPSHOT_BYTES = 192 << 20
-"""Of one workspace: while it is packed it takes that room in the workspace itself."""
+"""The limit of one workspace: while it is packed it takes that room in the workspace itself."""
 PACKING = ".new"
 LOOK_S = 0.05
 """Between two looks at a lock: there is nothing to wait on."""

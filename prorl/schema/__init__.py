@@ -282,10 +282,14 @@ STREAM = versioned(
     ],
     "stream",
 )
-"""What `DoGet` gives a trainer: `sequences` in delivery order, in batches of whole groups."""
+"""The columns that `DoGet` gives a trainer: `sequences` in delivery order, in batches of whole
+groups.
+"""
 
 RUN_ID = optional("run_id", pa.utf8())
-"""Of every table but `sequences`, for queries over many runs; null in files from before it was."""
+"""The run of each row, in every table but `sequences`, for queries over many runs; null in files
+from before it was.
+"""
 
 ROLLOUTS = versioned(
     [
@@ -492,7 +496,7 @@ ANNOTATIONS = versioned(
     attempt="the attempt that is meant; null: the one that was committed",
     created_at="when it was written",
 )
-"""What people and scripts say of rollouts; append-only."""
+"""The notes of people and scripts on rollouts; append-only."""
 
 VERSIONS = versioned(
     [
@@ -555,8 +559,8 @@ METRICS = versioned(
     name="what was measured: loss, kl, entropy, grad_norm, idle_share, or any other name",
     value="a finite number",
 )
-"""What a trainer logs of its steps (`Client.log`); a step that is logged again replaces its rows in
-SQL, not on disk.
+"""The metrics that a trainer logs of its steps (`Client.log`); a step that is logged again replaces
+its rows in SQL, not on disk.
 """
 
 APPENDED: Mapping[str, pa.Schema] = MappingProxyType(
@@ -585,8 +589,8 @@ TABLES: Mapping[str, pa.Schema] = MappingProxyType(
 
 
 ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
-"""What pyarrow raises for bytes of others: it decodes the words of its own error as UTF-8, and what
-they quote of a damaged file need not be any.
+"""The errors that pyarrow raises for bytes of others: it decodes the words of its own error as
+UTF-8, and what they quote of a damaged file need not be any.
 """
 
 

@@ -57,7 +57,7 @@ class Lease:
     queue_s: float = 0.0
     extra: str = "{}"
     on_lost_tool_call: str = ""
-    """What becomes of a tool call that may have run when its worker died; empty: no journal."""
+    """The fate of a tool call that may have run when its worker died; empty: no journal."""
     keep_routed_experts: bool = False
     train: tuple[Lineage, ...] = TASK_LINEAGES
 

@@ -21,7 +21,7 @@ same columns at both ends, so that service and nodes are upgraded together.
 
 
 MEANINGS: dict[str, str] = {}
-"""What a column means, in one line, by its name: one name means one thing everywhere. `prorl
+"""The meaning of each column, in one line, by its name: one name means one thing everywhere. `prorl
 schema` prints it; a table that says more of a column has a line of its own, `table.column`.
 """
 
@@ -137,7 +137,7 @@ PLACE = (
         "server", pa.utf8(), "model server that answered last, else the one that it was given"
     ),
 )
-"""Where an attempt was. Null in files from before these columns."""
+"""The place where an attempt was. Null in files from before these columns."""
 
 ROUTED = _struct(
     required("segment", pa.int32()),

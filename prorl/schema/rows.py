@@ -97,7 +97,9 @@ class Added:
     """
 
     schema: ClassVar[pa.Schema]
-    """Of the edge that the stage gives: the columns that it takes, then those that it adds."""
+    """The schema of the edge that the stage gives: the columns that it takes, then those that it
+    adds.
+    """
 
     @property
     def failure(self) -> Failure:

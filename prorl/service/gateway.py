@@ -57,7 +57,7 @@ from prorl.storage.keep.retention import drop_run
 from prorl.timing import CLAIM_GRACE_S, WORKER_GRACE_S, now
 
 LAZY_S = 0.1
-"""How long changes that nobody waits for may wait for company in a transaction."""
+"""The seconds that changes that nobody waits for may wait for company in a transaction."""
 
 SWEEP_TICKS = 3
 

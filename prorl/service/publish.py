@@ -53,13 +53,13 @@ if TYPE_CHECKING:
     from prorl.backends.weight_target import WeightTarget
 
 WATCH_S = 2.0
-"""How often backends are asked which weights they serve."""
+"""The seconds between two questions which weights backends serve."""
 FENCED_S = 0.3
 """The same while one is fenced."""
 STATED_S = wait_limit_s("weights.stated")
 CLAIM_S = wait_limit_s("weights.claim")
 LOOK_S = 0.25
-"""How often a load looks whether its server has gone out."""
+"""The seconds between two looks of a load whether its server has gone out."""
 
 FEWEST_SAMPLES, MOST_SAMPLES = 8, 32
 """Tokens that are compared with the trainer's own logprobs."""
@@ -91,7 +91,7 @@ class WeightPublisher:
         self._session: aiohttp.ClientSession | None = None
         self._targets: dict[str, WeightTarget] = {}
         self._newest: ServedWeights | None = None
-        """Of the pool: what who joins it must have."""
+        """The newest weights of the pool: what who joins it must have."""
         self._locks: dict[str, asyncio.Lock] = {}  # each protects one server from two loads
         self._turn = asyncio.Lock()  # protects the order of publications
         self._running: dict[tuple[str, int], asyncio.Task[Published]] = {}

@@ -17,22 +17,26 @@ class StepShares(TypedDict):
 
     steps: int
     trainer_wait_share: float
-    """Of the time: until the step's last group was handed out."""
+    """The share of the time that the trainer waits: until the step's last group was handed out."""
     idle_slot_share: float | None
-    """Of RUN's slots, whoever's rollouts are in the others; None without one."""
+    """The share of RUN's slots that is idle, whoever's rollouts are in the others; None without
+    one.
+    """
     wasted_share: float
-    """Of the rollouts' seconds: ended early, failed, stale or left over."""
+    """The share of the rollouts' seconds that is wasted: ended early, failed, stale or left
+    over.
+    """
 
 
 class PublishedVersion(TypedDict):
     run_id: str
     version: int
     failed: Mapping[str, str]
-    """Why, by backend."""
+    """The reasons, by backend."""
     pending: bool
     """Backends still load them."""
     verified: bool
-    """Whether `expected` was given, by which servers are compared with the trainer; a trainer
+    """True if `expected` was given, by which servers are compared with the trainer; a trainer
     without it finds out from its own ratios alone that a server has other weights.
     """
 
@@ -55,7 +59,7 @@ class BackendList(TypedDict):
 
 class FailedBackends(TypedDict):
     failed: Mapping[str, str]
-    """Why, by backend."""
+    """The reasons, by backend."""
 
 
 class BackendStateReply(TypedDict):

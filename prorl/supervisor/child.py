@@ -41,7 +41,7 @@ KEPT_LOGS = 4
 MAX_LINE_BYTES = 1 << 16
 
 NOT_USERS = (f"{Path(prorl.__file__).parent}{os.sep}", sysconfig.get_path("stdlib"), "<")
-"""Where code lies that is ours or Python's."""
+"""The places of code that is ours or Python's."""
 
 CRASHES = {
     signal.SIGSEGV,
@@ -50,7 +50,7 @@ CRASHES = {
     signal.SIGFPE,
     signal.SIGILL,
 }
-"""By which a process ends itself: nobody else sends these."""
+"""The signals by which a process ends itself: nobody else sends these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +87,9 @@ class ChildProcess:
         something.
         """
         self._killed_at = ""
-        """What it was at when it was ended."""
+        """The piece of work that it was at when it was ended."""
         self.ended_for = ""
-        """Why its parent ended it."""
+        """The reason why its parent ended it."""
         self.stages_ended = asyncio.Event()
         """Its stages have left in order, and it goes on without them."""
         self._exited: asyncio.Future[int] | None = None

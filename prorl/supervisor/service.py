@@ -119,10 +119,10 @@ class Supervisor:
         self.config = config
         self.children: dict[str, ChildProcess] = {}
         self.ready: dict[str, Mapping[str, Json]] = {}
-        """What each child said when it listened."""
+        """The facts that each child said when it listened."""
         self.restarts = 0
         self.trouble = ""
-        """What the service waits for outside of itself, in words."""
+        """The outside event that the service waits for, in words."""
         self.deaths: deque[str] = deque(maxlen=MAX_RESTARTS)
         """The last children that died and were started again, with how they ended."""
         self._commits = 0

@@ -327,7 +327,7 @@ FAILURES = (
     "{call} gives {got} instead of {want}",
 )
 CALLER = "def call(name, *numbers):\n    return globals()[name](*numbers)\n\n\n"
-"""What hidden tests call a module's functions by."""
+"""The function by which hidden tests call a module's functions."""
 _LINES = 3
 _HIDDEN = 4
 """Hidden tests of each function."""

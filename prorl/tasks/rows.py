@@ -286,7 +286,7 @@ def _splits(path: Path) -> list[str]:
 
 
 TASK_FILES = ("task.toml", "task.yaml")
-"""Of Harbor, and of terminal-bench 1."""
+"""The files of Harbor, and of terminal-bench 1."""
 
 
 def task_folders(path: Path, depth: int = TASK_DEPTH) -> Iterator[Path]:

@@ -19,7 +19,7 @@ from prorl.plugins import TOOLS, registered
 
 ENTRY = b"from prorl.tools.server.main import main\nmain()\n"
 STAMP = (2020, 1, 1, 0, 0, 0)
-"""Of every member: not when it was packed."""
+"""The time of every member: not when it was packed."""
 
 
 @cache
@@ -76,7 +76,7 @@ def _sources(package: str, folder: str) -> dict[str, bytes]:
 INDEX = "prorl-tools.json"
 """In the zip: name -> [module, attribute]. The reader is `prorl/tools/server/user_tool.py`."""
 MAX_BYTES = 16 << 20
-"""Of one package: every sandbox of the node reads the zip."""
+"""The limit of one package: every sandbox of the node reads the zip."""
 COMPILED = (".so", ".pyd", ".dylib")
 
 

@@ -43,7 +43,7 @@ ANSWERS = 8
 """Row numbers of so many filters are kept: 8 bytes a row each."""
 
 NARROW = pa.schema([f for f in TABLES["rollouts"] if f.name != "artifact"])
-"""What is held of each rollout."""
+"""The columns that are held of each rollout."""
 
 FACETS = (
     *("status", "failure_code", "stop_reason", "reward", "min_version", "data_source"),
@@ -93,7 +93,7 @@ WORDED = """(select * from rollouts left join (
 """One look at all messages, for however many words."""
 
 SNIPPET_CHARS = 400
-"""Of what was asked and answered, in a row of the list."""
+"""The part of what was asked and answered that a row of the list shows."""
 SPOKEN = f"""
 select rollout_id,
     left(arg_min(content, "index") filter (role = 'user'), {SNIPPET_CHARS}) as asked,

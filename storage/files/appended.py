@@ -74,7 +74,7 @@ def cover(pieces: Sequence[PieceName]) -> list[PieceName]:
 class _Footer(NamedTuple):
     keys: list[str]
     digest: str
-    """Of the rows, by value."""
+    """The digest of the rows, by value."""
 
 
 class AppendedTable:

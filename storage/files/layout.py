@@ -87,9 +87,11 @@ class Commit:
     run_id: str
     schema_version: int = SCHEMA_VERSION
     first_seq: int = 0
-    """Of a range of compacted commits: the first one that it stands for, always 1. Else 0."""
+    """The first commit of a range of compacted commits: the first one that it stands for, always 1.
+    Else 0.
+    """
     again: int = 0
-    """Of a range: how often the same commits had been compacted before."""
+    """The count of a range: how often the same commits had been compacted before."""
 
     @property
     def name(self) -> CommitName:
@@ -128,10 +130,10 @@ class CommitName(NamedTuple):
     """
 
     first: int
-    """Of a range; 0 for one commit."""
+    """The first commit of a range; 0 for one commit."""
     last: int
     again: int = 0
-    """Of a range: see `Commit.again`."""
+    """The count of a range: see `Commit.again`."""
 
     def __str__(self) -> str:
         start = f"{self.first:010d}-" if self.first else ""

@@ -43,7 +43,7 @@ _SCAN_PAUSES_S = PAUSES_S[:3]
 """Beyond the tries of the store's own client."""
 
 _BUSY = {errno.EBUSY, errno.EREMOTEIO, errno.EIO}
-"""What a store's client makes of 503 and 409, of 500, and of the rest of 5xx."""
+"""The error that a store's client makes of 503 and 409, of 500, and of the rest of 5xx."""
 
 _Answer = TypeVar("_Answer")
 

@@ -21,7 +21,7 @@ from prorl.storage.files.runs import list_runs
 
 LOG = "control.db"
 SECRETS = ("signing.key", "token", "tls", "join")
-"""What trainers and nodes know a service by; a new root makes its own otherwise."""
+"""The files by which trainers and nodes know a service; a new root makes its own otherwise."""
 
 
 def back_up(root: Path, copy: Path) -> Iterator[tuple[str, int]]:

@@ -225,7 +225,9 @@ ORDER: Mapping[str, tuple[str, ...]] = {
     "routed_experts": ("sequence_id",),
     "attempts": ("rollout_id", "attempt"),
 }
-"""What the rows of a pack are sorted by; those of `BY_GROUP` by the rank of their group first."""
+"""The columns by which the rows of a pack are sorted; those of `BY_GROUP` by the rank of their
+group first.
+"""
 
 
 class Ranks(NamedTuple):

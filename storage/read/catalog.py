@@ -41,7 +41,7 @@ VIEWS: Mapping[str, pa.Schema] = {
     **APPENDED,
     PARTIAL: SCORED,
 }
-"""What SQL sees."""
+"""The views that SQL sees."""
 
 
 class DerivedView(NamedTuple):
@@ -89,7 +89,7 @@ select run_id, rollout_id, attempt, turn, call.name, call.arguments,
 from calls left join replies using (run_id, rollout_id, attempt, turn, place)""",
     ),
 }
-"""What SQL sees besides, made when it is named."""
+"""The views that are made when SQL names them."""
 
 
 def sources_of(statement: str) -> set[str]:

@@ -29,7 +29,9 @@ _SETTINGS = (
 )
 
 _SOURCE = "reading the stream registered as "
-"""How DuckDB begins when it was not the SQL that failed, but what was registered."""
+"""The words with which DuckDB begins when it was not the SQL that failed, but what was
+registered.
+"""
 
 
 def _error_text(error: duckdb.Error) -> str:

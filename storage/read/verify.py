@@ -294,7 +294,7 @@ _ONCE = {
     "groups": "event_seq",
     "tasks": "group_id",
 }
-"""What a row of a table is known by."""
+"""The column by which a row of a table is known."""
 
 _MOST = 20
 """Rows that one rule reports."""

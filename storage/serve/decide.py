@@ -62,7 +62,9 @@ class Decider:
         self._facts, self._control, self._find = facts, control, find
         self._filter: GroupFilter | None = None
         self._refused = ""
-        """Why the filter does not compile, in a run that exists already: all groups are dropped."""
+        """The reason why the filter does not compile, in a run that exists already: all groups are
+        dropped.
+        """
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"filter {run_id}")
         """Its own: a user's slow SQL delays its run and no other."""
         self._complete: dict[int, GroupComplete] = {}
@@ -191,5 +193,5 @@ class Decider:
         self._thread.shutdown(wait=False)
 
 
-DECISION_COLUMNS = list(dict.fromkeys(["rollout_id", *FILTER_COLUMNS, *HISTORY_COLUMNS]))
-"""Columns of `rollouts` that the filter and the history are made of."""
+SEES = list(dict.fromkeys(["rollout_id", *SEEN, *READ]))
+"""The columns of `rollouts`: what the filter and the history are made of."""

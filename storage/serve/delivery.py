@@ -49,7 +49,7 @@ class OrderReply(NamedTuple):
     end: bool
     """Nothing will ever come after them."""
     stalled: str = ""
-    """Why there are none, if the run does not move."""
+    """The reason why there are none, if the run does not move."""
 
 
 class Order(Protocol):
@@ -117,7 +117,7 @@ class _Entry(NamedTuple):
 
 
 AskHandout = Callable[[list[KeptGroup]], Awaitable[HandedOut]]
-"""What became of groups, once that is durable."""
+"""Asks what became of groups, once that is durable."""
 
 SaveCursor = Callable[[str, int], Awaitable[None]]
 

@@ -50,8 +50,8 @@ log = logging.getLogger("prorl.storage")
 
 
 MAX_BYTES = 256 << 20
-"""Of one read, whatever its ticket says, unless a single group is larger: it lies in memory whole,
-and who wants more asks again.
+"""The limit of one read, whatever its ticket says, unless a single group is larger: it lies in
+memory whole, and who wants more asks again.
 """
 
 MAX_STORED_RUNS = 8
@@ -73,7 +73,7 @@ class ServedRun:
     order: Order
     index: GroupReader
     directory: RunDir | None = None
-    """What `record` may append to."""
+    """The directory that `record` may append to."""
 
 
 class Endpoint:

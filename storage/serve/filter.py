@@ -76,7 +76,7 @@ _LOG_COLUMNS = pa.schema(
         ("reward", pa.float32()),
     ]
 )
-"""What the log says of a member."""
+"""The columns of the log about a member."""
 
 MEMBERS = pa.schema(
     [*_LOG_COLUMNS, *(ROLLOUTS.field(name).with_nullable(True) for name in FILTER_COLUMNS)]
@@ -84,7 +84,7 @@ MEMBERS = pa.schema(
 """The `rollouts` table that a filter reads."""
 
 Tables = Mapping[str, pa.Table]
-"""What SQL reads, by name."""
+"""The tables that SQL reads, by name."""
 
 EMPTY: Tables = {"rollouts": MEMBERS.empty_table(), "history": HISTORY.empty_table()}
 

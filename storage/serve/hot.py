@@ -47,15 +47,21 @@ class HotCopy:
     def __init__(self, directory: Path, max_bytes: int) -> None:
         self._directory, self._max_bytes = directory, max_bytes
         self._lock = threading.Lock()
-        """Of everything here: held for a copy into the page cache, never for a read of a part."""
+        """A lock for everything here: held for a copy into the page cache, never for a read of a
+        part.
+        """
         self._locations: dict[Key, Location] = {}
         self._files: OrderedDict[str, int] = OrderedDict()
         self._maps: dict[str, pa.Buffer] = {}
-        """Of each file as long as it was when it was mapped; what was read keeps its pages."""
+        """The mapping of each file as long as it was when it was mapped; what was read keeps its
+        pages.
+        """
         self._next = 0
         self._file = -1
         self._end = 0
-        """Of what was written to the newest file; zeros follow up to the end of its block."""
+        """The end of what was written to the newest file; zeros follow up to the end of its
+        block.
+        """
         self._zeros = memoryview(bytes(min(BLOCK_BYTES, max_bytes // FILES)))
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True, mode=0o700)

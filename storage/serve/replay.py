@@ -100,7 +100,7 @@ def open_replay(where: str | Path) -> tuple[ReplayOrder, GroupIndex]:
 
 
 COLUMNS = ["group_id", "status", "min_version", "num_tokens", "num_sampled", "num_sequences"]
-"""Of `rollouts`: what facts are made of."""
+"""The columns of `rollouts`: what facts are made of."""
 
 
 _FACTS = np.dtype(

@@ -76,7 +76,7 @@ class Store:
         self._retired_rows = 0
         self._run_came = asyncio.Event()
         self._foreign: dict[str, str] = {}
-        """Why runs are not served that the log knew, as long as we live."""
+        """The reason why runs are not served that the log knew, as long as we live."""
         identity = this_incarnation(
             roles={"store": SLOTS}, worker=WORKER, node=config.node_id, location=location
         )

@@ -59,11 +59,11 @@ class PendingPart:
     rows: dict[AttemptKey, WaitingRow] = field(default_factory=dict)
     terminals: dict[int, Terminal] = field(default_factory=dict)
     events: dict[int, GroupEventRow] = field(default_factory=dict)
-    """By event_seq."""
+    """The events by event_seq."""
     tasks: dict[int, TaskRow] = field(default_factory=dict)
-    """By group."""
+    """The tasks by group."""
     attempts: dict[tuple[int, int], AttemptRow] = field(default_factory=dict)
-    """By rollout and attempt."""
+    """The attempts by rollout and attempt."""
     outbox_upto: int = 0
     """Rows of the outbox up to this seq are in here, or in an earlier part."""
     num_bytes: int = 0

@@ -152,7 +152,7 @@ def _versions(
 
 
 _KEYS = ("run_id", "rollout_id", "attempt")
-"""What `turns` and `messages` begin with."""
+"""The columns that `turns` and `messages` begin with."""
 
 
 def _turns(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -286,7 +286,7 @@ class RowVerdict(NamedTuple):
     committable: bool
     """Else it is kept in `partial/`."""
     problem: str
-    """Why it is invalid; empty where it is not, committable or no."""
+    """The reason why it is invalid; empty where it is not, committable or no."""
 
 
 def row_verdicts(batch: pa.RecordBatch) -> list[RowVerdict]:

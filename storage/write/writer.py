@@ -62,7 +62,7 @@ from prorl.types import AttemptKey, FailureCode, Stage
 log = logging.getLogger("prorl.storage")
 
 LINGER_S = 0.02
-"""How long the first row after a pause waits for company."""
+"""The seconds for which the first row after a pause waits for company."""
 
 SHARED_S = 0.25
 """At least so long between two parts that somebody waits for: a part costs the same for one group
@@ -102,7 +102,7 @@ class _Part(NamedTuple):
 class _Refused(NamedTuple):
     num_rows: int
     superseded: list[WaitingRow]
-    """Of these; the others are durable already."""
+    """The rows among them that were superseded; the others are durable already."""
 
 
 class RunWriter:

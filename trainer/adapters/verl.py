@@ -130,7 +130,7 @@ class Manager:
         self._feed, self._folder = feed, Path(config.trainer.default_local_dir)
         self._groups: Iterator[list[Record]] | None = None
         self._starts: dict[str, str | None] = {}
-        """By step, the cursor before its first group."""
+        """The cursor before the first group of each step."""
         self._fetching = threading.Lock()  # protects the order of groups: one step after the other
         self.error: BaseException | None = None
         path = os.environ.get(LOG_PATH, "")

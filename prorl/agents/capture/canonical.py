@@ -52,7 +52,7 @@ recursive.
 
 
 IMAGE = "[an image, which this policy does not see]"
-"""What the policy reads in the place of an image; `image_placeholders` counts them."""
+"""The text that the policy reads in the place of an image; `image_placeholders` counts them."""
 
 
 class RefusedError(UserError):
@@ -67,7 +67,7 @@ class ConversationRequest:
     """The limit that the client sets; it may only lower the run's."""
     stream: bool = False
     wants_usage: bool = False
-    """Whether a stream of Chat Completions ends with the counts of tokens."""
+    """True if a stream of Chat Completions ends with the counts of tokens."""
     model: str = ""
     namespaces: Mapping[str, str] = field(default_factory=dict)
     """The namespaces of tools that Responses groups, by the tools' bare names."""

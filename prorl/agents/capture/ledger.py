@@ -68,9 +68,9 @@ class Call:
     has_tools: bool
     sequence: SequenceRecord
     start: int
-    """Where its sampled ids begin in the sequence."""
+    """The place where its sampled ids begin in the sequence."""
     has_client: Callable[[], bool]
-    """Whether a client is there to receive the reply."""
+    """True if a client is there to receive the reply."""
     parent: Call | None
     """The call that it goes on from; None for a conversation's first, or a repeated one."""
     task: asyncio.Task[Reply] = field(init=False)
@@ -98,7 +98,7 @@ class ConversationTree:
         """Digest of the first message of the prompt that main began with."""
         self.counts: Counter[str] = Counter()
         self.ended: asyncio.Future[RolloutError] = asyncio.get_running_loop().create_future()
-        """Why the attempt can say nothing more, once it cannot."""
+        """The reason why the attempt can say nothing more, once it cannot."""
 
     @property
     def has_calls(self) -> bool:

@@ -29,7 +29,7 @@ from prorl.types import FinishReason, Json, Message, ToolCall
 KEEP_ALIVE = b'event: ping\ndata: {"type": "ping"}\n\n'
 _REFUSED = {"container": "", "mcp_servers": []}
 _SIGNATURE = "c2lnbmF0dXJl"
-"""Of thoughts: any will do, agents send it back unread."""
+"""The signature of thoughts: any will do, agents send it back unread."""
 
 
 def parse(body: dict[str, Json]) -> ConversationRequest:

@@ -49,7 +49,7 @@ _TEXT_SCHEMA = {
     "properties": {"input": {"type": "string"}},
     "required": ["input"],
 }
-"""Of a tool that takes text."""
+"""The schema of a tool that takes text."""
 
 
 def parse(body: dict[str, Json]) -> ConversationRequest:

@@ -25,7 +25,7 @@ FREE_S = 0.05
 of an honest agent take, which makes fewer in that time.
 """
 MEMORY_S = 10.0
-"""What was taken counts for half as much after each such time."""
+"""The half-life of an attempt's count."""
 SHARE = 0.2
 """All attempts that take more get this share of the loop together: enough for each of forty to go
 on.

@@ -28,7 +28,7 @@ PauseMode = Literal["abort", "keep"]
 _OTHERS = 1 << 30
 """Numbers for weights whose own number is taken."""
 _LOOK_S = 0.005
-"""How often a drain looks whether all have ended."""
+"""The seconds between two looks of a drain whether all have ended."""
 
 
 class EmbeddedBackend:

@@ -31,7 +31,7 @@ class PrefixStore:
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
         self._entries: OrderedDict[bytes, Float32] = OrderedDict()
-        """By their ids."""
+        """The entries by their ids."""
         self.used_bytes = 0
 
     def __len__(self) -> int:

@@ -35,7 +35,7 @@ NEXT = {
         ),
     },
 }
-"""What one does with a new part of each kind."""
+"""The commands that one runs next with a new part of each kind."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 

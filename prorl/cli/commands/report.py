@@ -21,7 +21,7 @@ FIGURES = (
     *("rollouts", "groups", "valid", "rewarded", "mean_reward", "model_calls", "tool_calls"),
     *("tokens", "sampled_tokens", "bytes"),
 )
-"""Of two runs side by side."""
+"""The figures of two runs side by side."""
 
 
 def report(

@@ -28,7 +28,7 @@ CUT_BY = {
     "context": "limits.max_tokens",
     "deadline": "limits.run_s",
 }
-"""By stop reason, the budget that ended before the policy did."""
+"""The budget that ended before the policy did, by stop reason."""
 _CHOICES = {
     "worst": (
         "select rollout_id from rollouts where valid order by reward, num_turns desc, rollout_id"

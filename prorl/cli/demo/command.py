@@ -59,7 +59,7 @@ from prorl.supervisor.specs import free_url
 from prorl.types import Json
 
 AFTER_SHARE = 0.12
-"""Of the minutes, kept for the second evaluation."""
+"""The share of the minutes that is kept for the second evaluation."""
 
 
 def demo(

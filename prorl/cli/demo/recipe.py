@@ -25,12 +25,12 @@ SETS: Mapping[str, tuple[str, ...]] = {
     "native": ("arith", "shop", "repair"),
     "openai": ("arith", "shop"),  # it computes by itself: a guest's process has no sandbox
 }
-"""What each agent plays."""
+"""The envs that each agent plays."""
 POOL = 4
 """Different tasks for each group that will be trained on; DAPO drops some."""
 DEMO_FILE = "demo.json"
 GUEST = "demo"
-"""Whom the tasks of another agent are for."""
+"""The guest for whom the tasks of another agent are."""
 
 
 class Recipe(BaseModel):

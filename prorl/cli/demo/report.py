@@ -43,10 +43,10 @@ from rollouts s where valid and status = 'completed' group by all order by 1, 2
 """
 
 BY_VERSION_SQL = "select min_version, avg(reward) from rollouts where valid group by all order by 1"
-"""What a person may ask next: as the viewer's chart has it."""
+"""The query that a person may run next: as the viewer's chart has it."""
 
 PHASES = ("wait", "train", "checkpoint", "publish")
-"""Of a step of the trainer."""
+"""The phases of a step of the trainer."""
 
 COLUMNS = (
     *("set", "held-out before", "held-out after", "greedy"),

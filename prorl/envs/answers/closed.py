@@ -21,7 +21,7 @@ from prorl.envs.answers.notation import UnreadableError
 from prorl.envs.answers.parse import Node, parse
 
 MAX_PIECES = 40
-"""Of a question that are read: each costs a parse."""
+"""The number of pieces of a question that are read: each costs a parse."""
 _MAX_CHARS = 200
 _OPERATIONS = frozenset(("/", "^", "root", "factorial", "binom", "neg"))
 _ARITHMETIC = _OPERATIONS | frozenset("+-*")

@@ -23,7 +23,7 @@ Number = Fraction | float | complex
 MAX_BITS = 20_000
 MAX_FACTORIAL = 2_500
 MAX_INDEX = 100
-"""Of a root that is looked for exactly."""
+"""The greatest index of a root that is looked for exactly."""
 ELEMENTARY: Mapping[str, Callable[[complex], complex]] = {
     "sin": cmath.sin,
     "cos": cmath.cos,
@@ -48,7 +48,7 @@ ELEMENTARY: Mapping[str, Callable[[complex], complex]] = {
 MAX_TOTAL_BITS = 600_000
 _CLOSE = 1e-9
 _RANGES = ((2, 30, 1),) * 3 + ((1, 60, 23),) * 2 + ((-60, -1, 19),) * 2 + ((-60, 60, 17),) * 2
-"""Of the points: the least and the greatest numerator, the greatest denominator."""
+"""The ranges of the points: the least and the greatest numerator, the greatest denominator."""
 _MIN_POINTS = 3
 
 

@@ -111,7 +111,7 @@ def final_answer(text: str) -> Answer:
 
 AnswerFormat = Literal["any", "boxed", "last_line"]
 FORMATS: tuple[AnswerFormat, ...] = get_args(AnswerFormat)
-"""Where an answer may stand: anywhere, as above; in the last box; on the last line."""
+"""The places where an answer may stand: anywhere, as above; in the last box; on the last line."""
 
 
 def in_format(text: str, answer_format: str) -> str:

@@ -60,8 +60,8 @@ Rule = Callable[[str, str, QuestionContext], bool | None]
 
 Grading = Literal["strict", "closed_form", "value"]
 GRADINGS: tuple[Grading, ...] = get_args(Grading)
-"""How far an answer must be worked out where the reference is a number: `strict` as far as that,
-`closed_form` to one number or a closed form of it (`closed.py`), `value` not at all.
+"""The degrees to which an answer must be worked out where the reference is a number: `strict` as
+far as that, `closed_form` to one number or a closed form of it (`closed.py`), `value` not at all.
 """
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PERCENT = "%"
 _MIN_WORDS = 4
-"""Of a question that says enough to tell what it asks for."""
+"""The least number of words of a question that says enough to tell what it asks for."""
 _ARTICLES = words_of("the a an his her its their my our")
 _TITLES = words_of("answer result value final total amount number of the")
 """Words of any label."""
@@ -71,11 +71,11 @@ _COUNTED = re.compile(
 _PLURAL = re.compile(
     r".*?(?:[a-z]{2}(?<![isu])s|\b(?:people|children|men|women|feet))\b(?: of \w+)?"
 )
-"""Of `trees remain` what is counted."""
+"""The part of `trees remain` that is counted."""
 _CLOSING = re.compile(r" ?\b(?:(left|remaining)|in total|total|altogether)$")
 """Words behind a counted thing that say no more than that it is counted."""
 _SIGNS = re.compile(r"(?<![\^\w-])-?\d|[=<>+!?|@#&%×]|\^(?!-?\d)")
-"""What no unit has."""
+"""The signs that no unit has."""
 _IN_UNIT = re.compile(r"\b(?:in|into|to) ((?:square |cubic )?[^\W\d]\w*(?:(?: per | an? |/)\w+)?)")
 _MAX_UNIT_WORDS = 3
 _MAX_WRITTEN = 200
@@ -91,7 +91,7 @@ _KIND = re.compile(
     r"|spen[dt]|make|save|charge|owe|raise|worth|expensive)\b)",
     re.IGNORECASE,
 )
-"""What is asked for, by the first word behind the verb that asks."""
+"""The kind of quantity that is asked for, by the first word behind the verb that asks."""
 _MADE_OF = {
     "speed": ("m/s",), "area": ("m^2",), "volume": ("m^3", "l"), "length": ("m",), "time": ("s",),
     "span": ("m", "s"), "mass": ("g",), "angle": ("degree",),
@@ -109,7 +109,7 @@ _AGGREGATE = re.compile(
     r"^(?:\w+ )?(?:sum|product|difference|mean|average|slope|area|degree|coefficient"
     r"|discriminant|remainder|distance)\b|\\(?:int|sum|lim)(?![a-z])"
 )
-"""What is asked of an expression, whose letters are then no names of the answer."""
+"""The aggregate that is asked of an expression, whose letters are then no names of the answer."""
 _RELATION = re.compile(r"[=<>≤≥≠]|\\(?:leq?|geq?|lt|gt|neq?)(?![a-zA-Z])")
 _ORDER = re.compile(
     r"\b(?:in|by) (?:\w+ ){0,2}order\b|\b(?:arrange|rank|sort|ascending|descending)\b|^order "
@@ -156,7 +156,9 @@ _ASKS_NUMBER = re.compile(
 
 
 MAX_QUESTION_CHARS = 16_000
-"""Of a longer question the end is read, which asks: patterns here may take its square in steps."""
+"""The limit of a question: of a longer one the end is read, which asks: patterns here may take its
+square in steps.
+"""
 
 
 class QuestionContext:

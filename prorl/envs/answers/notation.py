@@ -32,7 +32,7 @@ class Token(NamedTuple):
     """num, name (letters), word (of `\\text`), command (`\\frac`) or sign."""
     text: str
     spaced: bool
-    """Whether a space stands before it."""
+    """True if a space stands before it."""
 
 
 FUNCTIONS = frozenset(

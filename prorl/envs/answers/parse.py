@@ -37,9 +37,9 @@ _OPENING = frozenset("([]⦃{|∅⌊⌈")
 _MATRICES = frozenset(("pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix", "array"))
 RELATIONS = frozenset("=<>≤≥≠≈∈∉")
 MAX_DEPTH = 40
-"""Of brackets and signs."""
+"""The greatest depth of brackets and signs."""
 MAX_LEVELS = 120
-"""Of a tree: a product of so many factors has as many."""
+"""The greatest depth of a tree: a product of so many factors has as many."""
 
 
 class Node(NamedTuple):

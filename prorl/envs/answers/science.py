@@ -48,7 +48,9 @@ _CALLED_RIGHT = re.compile(
 _REASON = re.compile(r",? (?:because|since)\b.*")
 _OTHERS = re.compile(r"\b(?:or|and) \(?[A-Z]\b|[,/&] ?\(?[A-Z]\b\)? ?$")
 _MARKS = re.compile(r"[,;:\"()\[\]{}\\…“”«»]|(?<=[A-Za-z]{2})!$")
-"""What may stand around words; signs that mean something (`<`, `/`, `#`, `%`) are none of them."""
+"""The marks that may stand around words; signs that mean something (`<`, `/`, `#`, `%`) are none of
+them.
+"""
 _ARTICLES = re.compile(r"(?:^(?:[Tt]he|[Aa]n?)|\b(?:the|an?)) (?=\w)")
 """`A` in the middle is a name, as in `vitamin A`."""
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")
@@ -74,7 +76,7 @@ _ORBITAL = re.compile(r"(\d[spdf])\^?\{?(\d{1,2}?)\}?(?=\d[spdf]|\W|$)")
 _OPERATION = re.compile(r"\\frac|sqrt|√|[=/^+*]|^-")
 _COMMAND = re.compile(r"\\[a-zA-Z]+|sqrt|sin|cos|tan|exp|log|ln")
 _NO_FORMULA = re.compile(r"[A-Za-z]\d|[-+]\}?$|[>→⇌]|[^\W\d]{4}")
-"""Of chemistry, or words: `2H2 + O2`, `Na+`, `and/or`."""
+"""A sign of chemistry, or words: `2H2 + O2`, `Na+`, `and/or`."""
 _LABEL = re.compile(r"([^\W\d_]\w{0,3}) ?[=≈] ?(?=[-+.\d])")
 _ACIDITY = re.compile(r"(?:[Tt]he )?pH ?(?:=|of|is|:|≈)? ?(?=-?\d)")
 _COUNT = re.compile(r"-?\d{1,3}(?:,\d{3})+|-?\d+")

@@ -58,7 +58,7 @@ from prorl.types import (
 from prorl.waits import wait_limit_s
 
 MEMORY_BYTES, STORAGE_BYTES = 2 << 30, 2 << 30
-"""Of tasks that state none."""
+"""The limits of tasks that state none."""
 ADDRESS_BYTES = 1 << 40
 """No bound in practice: Java, Go and V8 map far more than they use, and images expect that."""
 PROCESSES = 512
@@ -68,11 +68,15 @@ WALL_S = 86400.0 + 7200.0
 PACK_BYTES = 256 << 20
 """Room for the largest artifact beside what it holds."""
 MAX_ARTIFACTS_BYTES = 512 << 20
-"""What crosses to a separate verifier from the agent's living sandbox: it passes through memory."""
+"""The limit of what crosses to a separate verifier from the agent's living sandbox: it passes
+through memory.
+"""
 MAX_FOLDER_BYTES = 64 << 20
-"""Of a folder of a task, packed: it passes through the worker's memory."""
+"""The limit of a folder of a task, packed: it passes through the worker's memory."""
 MAX_UNPACKED_BYTES, MAX_FOLDER_ENTRIES = 1 << 30, 100_000
-"""Of the same folder: reading it takes seconds, and links that lead in circles come to an end."""
+"""The limits of the same folder, unpacked: reading it takes seconds, and links that lead in circles
+come to an end.
+"""
 MAX_TASKS = 10_000
 LOG_CHARS = 4000
 SOLVE = "solve with "
@@ -96,7 +100,7 @@ class HarborEnv(BaseEnv):
 
     def __init__(self) -> None:
         self._untouched: dict[tuple[str, str], str] = {}
-        """What is wrong with a task's tests on the untouched image, empty: nothing; bounded by
+        """The fault of a task's tests on the untouched image, empty: nothing; bounded by
         MAX_TASKS.
         """
 

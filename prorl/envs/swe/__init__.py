@@ -53,7 +53,7 @@ from prorl.types import HOST_WHEELS, SandboxSpec, Score, Stage, Task, ToolCall, 
 
 GOLD_PATCH = ".git/reference.patch"
 PYTEST = ("pytest",)
-"""What tests find beside Python where a task names neither image nor requirements."""
+"""The packages that tests find beside Python where a task names neither image nor requirements."""
 
 
 class SweEnv(BaseEnv):

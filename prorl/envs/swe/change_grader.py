@@ -57,10 +57,12 @@ TESTS_S = 60.0
 """Limit of all tests together when the task names none."""
 MIN_TWIN_S, REWRITE_S = 3.0, 30.0
 MAX_SNAPSHOT_BYTES = 192 << 20
-"""Of a larger workspace there is no twin: its snapshot passes through the sandbox's memory."""
+"""The limit of a snapshot; a larger workspace has no twin: its snapshot passes through the
+sandbox's memory.
+"""
 MAX_BESIDE = 100
-"""Of more PASS_TO_PASS tests none is run in a twin, which would cost too much: then code that forges
-only what comes behind another test is not found out.
+"""The limit of PASS_TO_PASS tests; of more none is run in a twin, which would cost too much: then
+code that forges only what comes behind another test is not found out.
 """
 REAL = -1
 """The turn of the run that counts; twins have the turns from 0 on."""
@@ -80,11 +82,11 @@ class Facts(NamedTuple):
     """Assertions that hold without a solution, or that the reference does not reach."""
     num_draws: int = NUM_TWINS
     has_own_files: bool = True
-    """Whether the tests run as they are: the reference fails under rewritten ones, or nobody had
+    """True if the tests run as they are: the reference fails under rewritten ones, or nobody had
     the time to try.
     """
     reference_s: float = 0.0
-    """How long the rewritten tests took with the reference; 0: nobody knows."""
+    """The seconds that the rewritten tests took with the reference; 0: nobody knows."""
 
 
 class UngradedChange(NamedTuple):
@@ -97,9 +99,9 @@ class UngradedChange(NamedTuple):
 
 
 _facts: OrderedDict[str, Facts] = OrderedDict()
-"""By the digest of a task; the ones used last, MAX_FACTS of them."""
+"""The facts by the digest of a task; the ones used last, MAX_FACTS of them."""
 _ungraded: OrderedDict[str, UngradedChange] = OrderedDict()
-"""By the digests of task and change; the last MAX_UNGRADED of them."""
+"""The changes by the digests of task and change; the last MAX_UNGRADED of them."""
 
 
 class ChangeGrader:
@@ -120,7 +122,7 @@ class ChangeGrader:
         self._has_twin, self._has_twin_result = False, False
         self._suspects: dict[int, list[str]] = {}
         self._is_late = False
-        """Whether there was no time to confirm one of them."""
+        """True if there was no time to confirm one of them."""
 
     async def score(self) -> Score:
         """Bring everything, run, and say what it is worth. Raises GraderError, SandboxError."""

@@ -53,8 +53,8 @@ PROTECTED = (
     "vitest.config.*",
     ".mocharc*",
 )
-"""What steers or shadows a test runner, at any depth. A task whose solution must change one of
-these has it in its reference patch.
+"""The names that steer or shadow a test runner, at any depth. A task whose solution must change one
+of these has it in its reference patch.
 """
 
 RUNNERS = frozenset(
@@ -142,7 +142,7 @@ class Rules(NamedTuple):
     reference: frozenset[str]
     """Paths of the reference patch."""
     command: str
-    """That runs the tests."""
+    """The command that runs the tests."""
 
     @property
     def brought(self) -> frozenset[str]:

@@ -67,7 +67,7 @@ def tap(log: str) -> tuple[set[str], set[str]]:
 _PYTEST = re.compile(r"^(PASSED|XFAIL|FAILED|ERROR|XPASS|SKIPPED) (\S.*)$")
 _UNITTEST = re.compile(r"^(\w+) \(([\w.]+)\)(.*)$")
 _SUMMARY = re.compile(r"^(FAIL|ERROR): (\w+) \(([\w.]+)\)")
-"""Of a failed test, where unittest tells why: also when the test had printed `ok`."""
+"""The line of a failed test, where unittest tells why: also when the test had printed `ok`."""
 _PY_VERDICT = re.compile(
     r"(?:^|\.\.\. ?|\s)(ok|FAIL|ERROR|expected failure|unexpected success|skipped .*)$"
 )

@@ -229,7 +229,7 @@ while IFS= read -r -d '' path; do
   if [ -e "$path" ] || [ -L "$path" ]; then printf '%s\\0' "$path"; fi
 done < {QUERY} > {PATHS}
 """
-"""Which of the paths in QUERY exist, into PATHS."""
+"""A script that finds which of the paths in QUERY exist, into PATHS."""
 
 CLEAR = """
 chmod -R u+rwX . 2> /dev/null

@@ -59,9 +59,9 @@ _INVOKE_PARAMETER = (
     re.compile(r'<parameter name="?([^"<>\n]*)"?>'),
     re.compile(r"</parameter>(?=\s*(?:<parameter name=|\Z))"),
 )
-"""What opens a parameter, and what closes one: a closer that another may follow. Each is looked up
-once in a call, since a lazy `.*?` from each opener to a closer that is not there takes seconds of
-what a policy writes that repeats itself.
+"""The patterns that open a parameter, and close one: a closer that another may follow. Each is
+looked up once in a call, since a lazy `.*?` from each opener to a closer that is not there takes
+seconds of what a policy writes that repeats itself.
 """
 
 

@@ -41,8 +41,8 @@ may read as another call.
 """
 CUT_OFF = "the turn was cut off in this call"
 MAX_CALLS = 256
-"""Of one turn; what is behind them is one broken call. A policy that repeats itself writes tens of
-thousands, each of which would be read, recorded and answered.
+"""The limit of the calls of one turn; what is behind them is one broken call. A policy that repeats
+itself writes tens of thousands, each of which would be read, recorded and answered.
 """
 
 

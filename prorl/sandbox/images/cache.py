@@ -30,8 +30,8 @@ from prorl.waits import wait_limit_s
 
 MAKE_S = wait_limit_s("image.make")
 REMEMBER_S = 60.0
-"""How long what is wrong with a source counts: an image that is pushed a minute later is found.
-With less a registry is asked, or a broken file unpacked, for each rollout of a bad task.
+"""The seconds for which the fault of a source counts: an image that is pushed a minute later is
+found. With less a registry is asked, or a broken file unpacked, for each rollout of a bad task.
 """
 
 
@@ -56,7 +56,7 @@ class ImageCache:
         self._build = build or {}
         self._making: dict[str, asyncio.Task[Image]] = {}
         self._refused: dict[str, tuple[float, UserError]] = {}
-        """By key, oldest first: until when what is wrong with a source counts."""
+        """The refusals by key, oldest first: until when what is wrong with a source counts."""
         self._locked: set[str] = set()
         self._locks = ExitStack()
 

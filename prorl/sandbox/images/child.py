@@ -30,10 +30,10 @@ from prorl.sandbox.images.registry import Image, Registry
 from prorl.waits import wait_limit_s
 
 TAIL_BYTES = 16 << 10
-"""Of what tools print: the reason is looked for in it."""
+"""The limit of what tools print: the reason is looked for in it."""
 END_S = wait_limit_s("image.end")
 FULL = re.compile("no space left on device|disk quota exceeded", re.IGNORECASE)
-"""What a tool says when the machine is at fault and not the image."""
+"""The words of a tool when the machine is at fault and not the image."""
 LAST_LINES = 4
 """A build's last line only says which step failed."""
 MARKS = ("FATAL ERROR", "FATAL", "ERROR", "E: ", "error:")

@@ -45,7 +45,7 @@ UNREACHABLE = re.compile(
     "|connection (?:refused|reset|aborted|broken)|5[0-9][0-9] (?:server error|error responses)",
     re.IGNORECASE,
 )
-"""What pip says of an index that does not answer: nobody's mistake, and over some day."""
+"""The words of pip about an index that does not answer: nobody's mistake, and over some day."""
 
 
 class ToolFailed(StorageError):
@@ -61,7 +61,7 @@ class ToolFailed(StorageError):
 
 class LayerRecipe(NamedTuple):
     requirements: tuple[str, ...]
-    """As pip reads them, e.g. `pytest==8.4.2`, or `npm:NAME@VERSION`."""
+    """The requirements as pip reads them, e.g. `pytest==8.4.2`, or `npm:NAME@VERSION`."""
     wheels: str
     """A folder of wheels, an index's URL, HOST_WHEELS, or empty for pip's own configuration."""
 

@@ -41,14 +41,14 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 SIF_MAGIC, SIF_MAGIC_AT = b"SIF_MAGIC", 32
 """Sylabs' SIF format: a launch line of 32 bytes, then the magic."""
 BUILT = "dockerfile-"
-"""How the names of images begin that are built from a task's folder (`dockerfile.py`)."""
+"""The beginning of the names of images that are built from a task's folder (`dockerfile.py`)."""
 PULLING = "pulling"
 """The lock that pulls share."""
 FOLDERS = ("names", "images", "blobs", "locks", "work", "failures")
 FAILURE_S = 3600.0
-"""How long a build that failed counts: a rollout that needs it is told at once. `prorl run` and
-`prorl image build` try anew before that; with more, a mirror that is back would not be seen by
-services that run on.
+"""The seconds for which a build that failed counts: a rollout that needs it is told at once. `prorl
+run` and `prorl image build` try anew before that; with more, a mirror that is back would not be
+seen by services that run on.
 """
 
 
@@ -58,7 +58,7 @@ class Image:
 
     digest: str
     source: str
-    """What it was made from, for people."""
+    """The source that it was made from, for people."""
     made_at: float
     """Seconds since the epoch."""
     bytes: int = 0
@@ -67,7 +67,7 @@ class Image:
     """Digests of what lies below its own folder, lowest first; others share them."""
     is_layer: bool = False
     path: str = field(default="", compare=False)
-    """Of its folder; empty for a stack."""
+    """The path of its folder; empty for a stack."""
     names: tuple[str, ...] = field(default=(), compare=False)
 
 

@@ -51,7 +51,7 @@ MANIFESTS = (
     "application/vnd.docker.distribution.manifest.v2+json",
 )
 MANIFEST_BYTES = 4 << 20
-"""Of a manifest, a configuration or a token, as registries bound them."""
+"""The limit of a manifest, a configuration or a token, as registries bound them."""
 MAX_INDEXES = 4
 """An index may name an index; engines write two of them at most."""
 MAX_LAYERS = 512
@@ -59,7 +59,7 @@ MAX_LAYERS = 512
 LIE_BYTES = 64 << 20
 """So far a blob is read beyond its manifest's size, to tell a wrong size from a broken registry."""
 TRIES = 6
-"""Of one blob that brings nothing; each byte that came begins the count anew."""
+"""The tries of one blob that brings nothing; each byte that came begins the count anew."""
 RETRIES = urllib3.Retry(
     total=TRIES, backoff_factor=0.25, status_forcelist=(429, 500, 502, 503, 504)
 )
@@ -76,17 +76,17 @@ class Layer(NamedTuple):
     """One layer of an image, lowest first."""
 
     digest: str
-    """Of the blob as it lies at its source."""
+    """The digest of the blob as it lies at its source."""
     size: int
     diff_id: str
-    """Of the unpacked archive: what a store knows it by."""
+    """The digest of the unpacked archive: what a store knows it by."""
 
 
 class Manifest(NamedTuple):
     """The manifest that a source gives of an image."""
 
     digest: str
-    """Of its configuration: what everybody calls the image's id."""
+    """The digest of its configuration: what everybody calls the image's id."""
     config: Mapping[str, Any]
     """Environment, user, working directory."""
     layers: tuple[Layer, ...]

@@ -25,7 +25,9 @@ from prorl.sandbox.launch.spec import ENVIRONMENT_FILE
 from prorl.sandbox.trees import remove_tree
 
 WORKDIR_FILE = ".prorl-workdir"
-"""Of an image, one a line: its working directory, its user, and HOME where its variables say it."""
+"""The file of an image that says, one a line: its working directory, its user, and HOME where its
+variables say it.
+"""
 
 
 def lookup(layers: Sequence[str], path: str) -> os.stat_result | None:

@@ -30,9 +30,11 @@ WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
 OPAQUE_ATTRIBUTE = "user.overlay.opaque"
 MAX_ENTRIES = 4_000_000
 MAX_LAYER_BYTES = 1 << 38
-"""Of a layer, packed or not: 256 GiB. Larger ones are no images of tasks."""
+"""The limit of a layer, packed or not: 256 GiB. Larger ones are no images of tasks."""
 HEADER_BYTES = 4 << 20
-"""Of one entry's headers, long names and attributes included: tarfile keeps them in memory."""
+"""The limit of one entry's headers, long names and attributes included: tarfile keeps them in
+memory.
+"""
 MAX_LINKS = 40
 """Followed on the way to one entry, as the kernel does."""
 

@@ -34,7 +34,7 @@ class Entry(NamedTuple):
     summary: str
     """One line for `prorl doctor`."""
     automatic: bool = True
-    """Whether `auto` may choose it."""
+    """True if `auto` may choose it."""
 
 
 CATALOGUE: Mapping[str, Entry] = {

@@ -35,7 +35,7 @@ PLAIN_ENV = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "LANG": "C.UTF-8",
 }
-"""Of Apptainer; nothing of the host's is added."""
+"""The environment of Apptainer; nothing of the host's is added."""
 FLAGS = (
     "--containall",
     "--cleanenv",

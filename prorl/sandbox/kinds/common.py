@@ -14,7 +14,7 @@ from prorl.linux.guard import watch
 from prorl.sandbox.launch.spec import Launch, interpreter_roots
 
 MAX_OPEN_FILES = 1024
-"""Of one process: what most programs expect, and too few to hurt with 64 processes."""
+"""The limit of one process: what most programs expect, and too few to hurt with 64 processes."""
 OTHER_PROCESSES = 4096
 """Room for all that a user runs besides: without a uid or a user namespace of its own, a sandbox's
 limit counts everything of its user.
@@ -23,7 +23,7 @@ limit counts everything of its user.
 
 RELEASE = tuple(int(part) for part in os.uname().release.partition("-")[0].split(".")[:2])
 OPENER_DECIDES = RELEASE >= (5, 16)
-"""Whether the kernel lets into a control group what its opener may let in; before, what its writer
+"""True if the kernel lets into a control group what its opener may let in; before, what its writer
 may.
 """
 

@@ -67,7 +67,7 @@ NAMESPACES = (
     | calls.CLONE_NEWUTS
 )
 ROOT_CAPABILITIES = 0xDB
-"""Of `fakeroot`: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETGID, SETUID."""
+"""The capabilities of `fakeroot`: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETGID, SETUID."""
 
 
 def start(launch: Launch, become: Become) -> int:

@@ -43,7 +43,7 @@ from prorl.sandbox.launch.spec import (
 )
 
 ROOT = "/tmp"
-"""Where the new root is mounted, in a mount namespace of its own."""
+"""The place where the new root is mounted, in a mount namespace of its own."""
 LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 ETC_FOLDERS = ("alternatives", "ssl")
 ETC_FILES = ("ld.so.cache", "localtime", "mime.types", "protocols", "services")
@@ -72,7 +72,7 @@ FOLDERS = (
     BIN[1:],
     LAYER[1:],
 )
-"""Of the new root; the old one is moved to `old` for a moment."""
+"""The folders of the new root; the old one is moved to `old` for a moment."""
 MOVED = {
     "/proc": "/proc",
     "/dev": "/dev",
@@ -83,7 +83,7 @@ MOVED = {
 }
 """Into an image, from where they are built."""
 IMAGE_FOLDERS = ("/tmp", WORKSPACE)
-"""Of those, what a sandbox leaves to the image whose `workdir` it works in."""
+"""The folders that a sandbox leaves to the image whose `workdir` it works in."""
 SHM_BYTES = 64 << 20
 """Size of /dev/shm, as container engines have it."""
 DEVPTS = f"newinstance,ptmxmode=0666,mode=620,max={MAX_PTYS}"

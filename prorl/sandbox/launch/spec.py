@@ -31,7 +31,7 @@ SANDBOX_UID = 1000
 ENVIRONMENT_FILE = ".singularity.d/env/90-environment.sh"
 """In an image: its variables, where Apptainer keeps them."""
 MESSAGE_BYTES = 64 << 10
-"""Of one datagram between sandboxd and its zygote; a `Launch` is a hundredth of that."""
+"""The limit of one datagram between sandboxd and its zygote; a `Launch` is a hundredth of that."""
 
 Serve = Callable[[int, int, dict[str, Any]], None]
 """The tool server's `serve(listener_fd, status_fd, config)`, for kinds that fork it."""

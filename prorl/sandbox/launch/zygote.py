@@ -52,7 +52,7 @@ class Zygote:
     def __init__(self, control: socket.socket, serve: Serve, start: Start) -> None:
         self._control, self._serve, self._start = control, serve, start
         self._pids: dict[str, int] = {}
-        """Of living sandboxes, by id."""
+        """The processes of living sandboxes, by id."""
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._alive_read, self._alive_write = os.pipe2(os.O_CLOEXEC)
         self._own_fds = max(control.fileno(), self._alive_read, self._alive_write) + 1

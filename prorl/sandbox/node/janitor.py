@@ -44,9 +44,9 @@ class Note:
 
     sandbox_id: str
     pid: int
-    """Of the launcher; 0 before it is known."""
+    """The process of the launcher; 0 before it is known."""
     start_ticks: int | None
-    """Of `pid`; None when it has ended before anybody asked."""
+    """The start time of `pid`; None when it has ended before anybody asked."""
     uid: int
     socket: str
     folder: str

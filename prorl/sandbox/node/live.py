@@ -38,11 +38,11 @@ class LiveSandbox:
         self.pid = 0
         self.ready = False
         self.ending: Fate | None = None
-        """Why we are ending it, when it is we who do."""
+        """The reason why we are ending it, when it is we who do."""
         self.exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         """The launcher's end."""
         self.fate: asyncio.Future[Fate] = asyncio.get_running_loop().create_future()
-        """Who is to blame, known before all is cleared up."""
+        """The verdict who is to blame, known before all is cleared up."""
         self.ended = asyncio.Event()
         """Nothing is left on the host."""
         self.wall: asyncio.TimerHandle | None = None

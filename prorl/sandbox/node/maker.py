@@ -54,7 +54,7 @@ CLEAN_S = wait_limit_s("sandbox.clean")
 NEVER_STARTED = Exit(status=0, cpu_s=0.0)
 """Stands for the end of a launcher that was not asked for."""
 BAD_TOOL = "bad tool: "
-"""How a tool server says that a user's tool cannot be made."""
+"""The words with which a tool server says that a user's tool cannot be made."""
 
 log = logging.getLogger("prorl.sandboxd")
 
@@ -85,7 +85,7 @@ class Maker:
         self._room = asyncio.Semaphore(self._max_lives)
         self._short_of_memory = False
         self._looked_at, self._available = -MEMORY_S, 0
-        """When the machine's memory was read last, and what was free then."""
+        """The time when the machine's memory was read last, and what was free then."""
         self._cleaners: set[asyncio.Task[None]] = set()
         self._closing = False
         self.sandboxes: dict[str, LiveSandbox] = {}

@@ -35,8 +35,8 @@ MAX_WARM_SPECS = 4
 """Specs for which warm sandboxes are kept, those not asked for longest dropped first."""
 FATE_S = wait_limit_s("sandbox.fate")
 REFILL_S = 0.05
-"""How long after a start the next warm one is begun: making it takes a core, which the first
-commands of the one just lent need.
+"""The seconds after a start until the next warm one is begun: making it takes a core, which the
+first commands of the one just lent need.
 """
 
 

@@ -27,7 +27,7 @@ ADDED = {
     ("watchdog", "ptys"): "number of terminals, by a watchdog",
     ("watchdog", "workspace"): "size of the workspace, by a watchdog",
 }
-"""What a control group or, in its absence, the watchdog adds to the limits of a kind."""
+"""The limits that a control group or, in its absence, the watchdog adds to those of a kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +35,9 @@ class Probe:
     kind: str
     works: bool
     reason: str
-    """Why not, or what was run."""
+    """The reason why not, or what was run."""
     fix: str
-    """How to make it work; empty when it does."""
+    """The way to make it work; empty when it does."""
     enforces: tuple[str, ...]
     cannot: tuple[str, ...]
 

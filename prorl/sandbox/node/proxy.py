@@ -53,13 +53,15 @@ from prorl.sandbox.node.settings import PROXY_PORT
 from prorl.waits import wait_limit_s
 
 MAX_CONNECTIONS = 32
-"""Of one sandbox; others wait in its listener's queue. Package managers keep 5 to 15."""
+"""The limit of one sandbox; others wait in its listener's queue. Package managers keep 5 to 15."""
 MAX_OPEN = 1024
-"""Of all sandboxes together: 2,048 descriptors and 128 MiB of data in flight."""
+"""The limit of all sandboxes together: 2,048 descriptors and 128 MiB of data in flight."""
 CHUNK_BYTES = 64 << 10
 """In flight of one direction of a connection: read, written whole, then read again."""
 MAX_HEAD_BYTES = 16 << 10
-"""Of a request's line and headers, or of an upstream proxy's answer; clients send below 1 KiB."""
+"""The limit of a request's line and headers, or of an upstream proxy's answer; clients send below 1
+KiB.
+"""
 HEAD_S = wait_limit_s("proxy.head")
 CONNECT_S = wait_limit_s("proxy.connect")
 IDLE_S = wait_limit_s("proxy.idle")
@@ -68,7 +70,9 @@ RATE, BURST = 50.0, 200.0
 millisecond here, so a loop that asks for ever takes a twentieth of a core.
 """
 MAX_RESOLUTIONS = 4
-"""Of one sandbox at a time: names that answer slowly must not take all RESOLVERS."""
+"""The resolutions of one sandbox at a time: names that answer slowly must not take all
+RESOLVERS.
+"""
 MAX_REFUSALS = 32
 """Different ones that are kept for a sandbox; further ones count as OTHERS."""
 OTHERS = "(others)"
@@ -83,7 +87,7 @@ class Upstream(NamedTuple):
     target: Target
     authorization: str
     resolves: bool
-    """Whether it gets names, which it resolves itself, instead of addresses that were checked."""
+    """True if it gets names, which it resolves itself, instead of addresses that were checked."""
 
     @classmethod
     def of(cls, url: str, resolves: bool) -> Upstream | None:
@@ -106,7 +110,9 @@ class SandboxPort:
         self.tasks: set[asyncio.Task[None]] = set()
         """Accepting, and one for each connection."""
         self._refusals: dict[ForbiddenHost, int] = {}
-        """How often each was refused: at most MAX_REFUSALS hosts, the rest as OTHERS."""
+        """The number of times that each was refused: at most MAX_REFUSALS hosts, the rest as
+        OTHERS.
+        """
         self._tokens, self._counted_at = BURST, now
 
     def pause_s(self, now: float) -> float:

@@ -30,7 +30,7 @@ from prorl.waits import wait_limit_s
 RESOLVE_S = wait_limit_s("proxy.resolve")
 RESOLVERS = 32
 MAX_ADDRESSES = 4
-"""How many addresses of one name are tried."""
+"""The number of addresses of one name that are tried."""
 MAIL_PORT = 25
 """Closed: mail in the operator's name."""
 CLOSED_TTL_S = 60.0

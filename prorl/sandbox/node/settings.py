@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PROXY_PORT = 3128
-"""Where the node's proxy listens in a sandbox: what Squid uses, and no program that tasks start."""
+"""The port where the node's proxy listens in a sandbox: what Squid uses, and no program that tasks
+start.
+"""
 MAX_CLOSED = 4096
 """Hosts that stay closed, those of the configuration included: model servers come and go, and the
 newest are kept.
@@ -23,7 +25,7 @@ class NetworkSettings:
 
     mode: str = "no-network"
     allowed_hosts: Sequence[str] = ()
-    """Of mode `allowlist`."""
+    """The hosts of mode `allowlist`."""
     mirrors: Sequence[Target] = ()
     """(host, port) that every sandbox with a network may reach, also at a private address; port 0
     is any.
@@ -53,8 +55,8 @@ class Settings:
     images: str = ""
     """Folder of this node's image registry; empty = the user's cache folder."""
     mirrors: Mapping[str, str] | None = None
-    """By host of the container registries that images are pulled from on demand; None = nothing is
-    pulled.
+    """The mirrors by host of the container registries that images are pulled from on demand; None =
+    nothing is pulled.
     """
     build: Mapping[str, Any] = field(default_factory=dict)
     """Settings of builds from Dockerfiles (`images/dockerfile.py`)."""

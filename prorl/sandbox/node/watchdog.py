@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 PERIOD_S, MAX_PERIOD_S = 1.0, 4.0
 """Between two looks, at least and at most."""
 SHARE = 0.01
-"""Of a core, that looking may cost."""
+"""The share of a core that looking may cost."""
 SLICE = 64
 """Processes looked at before the loop may go on with something else."""
 ENTRY_BYTES = 2048

@@ -104,11 +104,11 @@ class BackendWatch:
         self._state, self._clock = state, clock
         self._health: dict[str, ServerHealth] = {}
         self.calls: dict[str, CallTotals] = {}
-        """By server, of all workers: sums only grow, whoever comes and goes."""
+        """The calls by server, of all workers: sums only grow, whoever comes and goes."""
         self._paces = Paces(clock)
         self.on_change = on_change
         self.doubts: dict[str, asyncio.Event] = {}
-        """By server that is probed: set when it should be asked now."""
+        """The doubts by server that is probed: set when it should be asked now."""
 
     @property
     def _balancer(self) -> Balancer:

@@ -28,7 +28,7 @@ CheckTask = Callable[[Task, CheckPrompt], Awaitable[None] | None]
 
 
 MAX_TASK_BYTES = 4 << 20
-"""Of a task as JSON: each of its rollouts carries it through every stage."""
+"""The limit of a task as JSON: each of its rollouts carries it through every stage."""
 
 
 MAX_EXTRA_BYTES = 256 << 10

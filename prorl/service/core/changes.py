@@ -39,7 +39,7 @@ class PendingChanges:
         self._runs: dict[RunRecord, None] = {}
         self._batch = LogBatch()
         self.urgent = False
-        """Whether a worker waits for what is in it; who waits for durability says so itself
+        """True if a worker waits for what is in it; who waits for durability says so itself
         (`Gateway.durable`).
         """
 

@@ -32,8 +32,8 @@ from prorl.service.log import log_schema as sql
 from prorl.types import FAILURE_CLASS, UNSCORED, AttemptKey, FailureCode, RolloutState
 
 FIRST_ROLLOUTS = 8
-"""When all of these could not be scored, the run ends: enough to tell a reward that always raises
-from one that sometimes does, few enough to waste little.
+"""The number of first rollouts that end the run when none could be scored: enough to tell a reward
+that always raises from one that sometimes does, few enough to waste little.
 """
 
 

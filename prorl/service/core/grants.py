@@ -33,11 +33,13 @@ LOOKS_AGAIN_S = 2.0
 """Until a rollout whose image no node has is tried again: nodes come seldom."""
 
 PLACEMENT_SCAN = 64
-"""How many rollouts whose nodes have no room just now one `pump` passes over, in each run."""
+"""The number of rollouts whose nodes have no room just now that one `pump` passes over, in each
+run.
+"""
 
 
 RoomFor = Callable[[RolloutRecord], int | None]
-"""How many like it would soon find room; None where no node has what it needs."""
+"""Returns how many like it would soon find room; None where no node has what it needs."""
 
 
 def anywhere(_: RolloutRecord) -> int | None:

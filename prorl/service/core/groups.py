@@ -30,10 +30,10 @@ from prorl.service.log import log_schema as sql
 from prorl.types import FailureCode, GroupState, RolloutState
 
 FOLLOWS = 0.1
-"""What one more group counts in how long groups take, and are waited for."""
+"""The weight of one more group in how long groups take, and are waited for."""
 
 MOST_REASONS, REASON_CHARS = 16, 80
-"""Of a filter, which may be anybody's SQL: more reasons are one, longer ones are cut."""
+"""The limits of a filter, which may be anybody's SQL: more reasons are one, longer ones are cut."""
 
 
 class Groups(CorePart):

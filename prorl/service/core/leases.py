@@ -51,12 +51,12 @@ class Leases(CorePart):
         self._rollouts, self._wake, self._tokenizer = rollouts, wake, tokenizer
         self._granted: deque[tuple[RolloutRecord, int]] = deque()
         self._for_guests: deque[tuple[float, str]] = deque()
-        """When each lease for a guest was granted, and of which run. `_guests_lack_work` removes
-        those older than SEEN_S before it lets one more be granted, so each open run has at most
-        GUESTS_AHEAD here.
+        """The time when each lease for a guest was granted, and its run. `_guests_lack_work`
+        removes those older than SEEN_S before it lets one more be granted, so each open run has at
+        most GUESTS_AHEAD here.
         """
         self._terms: dict[RunRecord, tuple[str, dict[str, Json]]] = {}
-        """By run that is open; those of runs that ended go when another comes."""
+        """The terms by run that is open; those of runs that ended go when another comes."""
         self._streams = 0
         self._window = 0
         self._outlet = Outlet(

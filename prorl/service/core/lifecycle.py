@@ -90,11 +90,11 @@ class RolloutLife:
     attempt: int = 0
     """0 before the first lease."""
     resumes: int = 0
-    """How many workers have taken the attempt over."""
+    """The number of workers that have taken the attempt over."""
     infra_failures: int = 0
     worker_losses: int = 0
     code: FailureCode = FailureCode.NONE
-    """Of the last failure, or of the end."""
+    """The code of the last failure, or of the end."""
     cancel_code: FailureCode = FailureCode.NONE
     """A cancellation that waits for the store to let go."""
     max_attempts: int

@@ -30,11 +30,11 @@ class NodeLinks:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._sessions: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
-        """By node and worker: those that ended and lost what they held."""
+        """The sessions by node and worker: those that ended and lost what they held."""
         self._rests: dict[str, tuple[int, float]] = {}
-        """By node: breaks when its last rest began, and when that ends."""
+        """The rests by node: breaks when its last rest began, and when that ends."""
         self._stalled: dict[str, float] = {}
-        """By node: until when nothing is sent to it."""
+        """The stall of each node: until when nothing is sent to it."""
 
     def lost(self, worker: WorkerRecord) -> None:
         """Something that a session of the worker held was given up."""

@@ -218,7 +218,7 @@ def _make(run: RunDir, content: dict[str, Json]) -> None:
 # ---- what made a run: which policy, tokenizer, sandboxes, code
 
 EDGE_BYTES = 32 << 20
-"""Of a file the first and the last so many are hashed."""
+"""The length of the first and of the last part of a file that are hashed."""
 
 
 def provenance(

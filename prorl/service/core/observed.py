@@ -70,13 +70,13 @@ class StepUtilization:
     total: StepSeconds = field(default_factory=StepSeconds)
     last: deque[StepSeconds] = field(default_factory=lambda: deque(maxlen=LAST))
     handed: deque[float] = field(default_factory=deque)
-    """When the groups that no commit covers were handed out: as many as are not acked."""
+    """The times when the groups that no commit covers were handed out: as many as are not acked."""
     worked_s: float = 0.0
     wasted_s: float = 0.0
     num_worked: int = 0
     """Rollouts that ended with a verdict."""
     calls: CallTotals = field(default_factory=CallTotals)
-    """Of its model calls, of all workers."""
+    """The totals of its model calls, of all workers."""
     _before: tuple[float, float, float, float] | None = None
     """At the last commit: its time, seconds that slots were busy, worked, wasted."""
 
@@ -127,7 +127,7 @@ class Observed:
     def __init__(self) -> None:
         self.phases = {phase: Histogram() for phase in Phase}
         self.failures: Counter[FailureCode] = Counter()
-        """Of attempts, also of those that were tried again."""
+        """The failures of attempts, also of those that were tried again."""
 
     def add_phase(self, phase: Phase, seconds: float) -> None:
         self.phases[phase].add(seconds)

@@ -59,7 +59,7 @@ _UNPUBLISHED = (
     " WHERE run_id = ? AND published = 0"
 )
 _SERVED = "SELECT version, note FROM versions WHERE run_id = ? AND (published OR version = 0)"
-"""What a run published, and what served when it began."""
+"""The query for what a run published, and what served when it began."""
 _KEYED = (
     f"SELECT {', '.join(sql.GROUP_COLUMNS)} FROM groups INDEXED BY groups_key"
     " WHERE run_id = ? AND key IN ({})"

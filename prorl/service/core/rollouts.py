@@ -72,7 +72,7 @@ class Orphan(NamedTuple):
 
     attempt: int
     until: float
-    """When it will be certain, on the loop's clock."""
+    """The time when it will be certain, on the loop's clock."""
     end: EventKind
     line: WorkerRecord | None = None
     """The worker of another host whose stream ended: its line was cut, or its host died."""

@@ -90,20 +90,20 @@ class Demand:
     target: int = 0
     """0 = all that was submitted."""
     filtered: bool = False
-    """Whether the run's filter may drop a group."""
+    """True if the run's filter may drop a group."""
     streaming: bool = False
     delivered: int = 0
     perishable: bool = False
-    """Whether a kept group may still go stale before it is handed out."""
+    """True if a kept group may still go stale before it is handed out."""
     paused: bool = False
     rate: Rate = UNKNOWN
     step: int = 0
     """Groups that the trainer takes at a time; 0 = not known."""
     max_staleness: int = -1
     group_s: float = 0.0
-    """How long a group takes; 0 = not known."""
+    """The seconds that a group takes; 0 = not known."""
     late: int = 0
-    """Of the open groups, those that take longer than most: nobody counts on them."""
+    """The number of open groups that take longer than most: nobody counts on them."""
     handout_interval_s: float = 0.0
     """Seconds between two groups that the trainer takes; 0 = not known."""
 

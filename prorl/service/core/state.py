@@ -58,7 +58,9 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
     "dataset": ("num_tasks", "fed", "skipped"),
     "pace": ("rate", "group_s", "handout_interval_s"),
 }
-"""What the log keeps of a run as one text, by the record that has it: no restart counts rows."""
+"""The fields that the log keeps of a run as one text, by the record that has them: no restart
+counts rows.
+"""
 
 
 class OrderedSet(dict[T, None]):
@@ -87,14 +89,14 @@ class WorkerStatus:
     """Holds what a worker last reported, and what it was last told. `Workers` alone writes it."""
 
     seen_at: float = 0.0
-    """When a row of it last came, on the loop's clock."""
+    """The time when a row of it last came, on the loop's clock."""
     leaving: bool = False
     """It was asked to leave: what it gives back is charged to nobody."""
     stats: dict[str, Stats] = field(default_factory=dict)
     """The newest report of each of its roles."""
     endpoints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     lease_block_reason: str = ""
-    """Why it gets no leases; empty where it gets some."""
+    """The reason why it gets no leases; empty where it gets some."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,17 +172,17 @@ class RolloutRecord:
     stored: StoredRow = field(default_factory=StoredRow)
     holders: OrderedSet[WorkerRecord] = field(default_factory=OrderedSet)
     lease_confirmed: bool = False
-    """Whether INIT said that it has the lease."""
+    """True if INIT said that it has the lease."""
     since: float = 0.0
-    """When it was queued or granted, on the loop's clock."""
+    """The time when it was queued or granted, on the loop's clock."""
     unplaced_at: float | None = None
     """Since when no node that is there has its image; None: one has, or it asks for none."""
     entered: float = 0.0
-    """When it changed its state last, on the same clock."""
+    """The time when it changed its state last, on the same clock."""
     stage: str = ""
     worker: str = ""
     node: str = ""
-    """Where its attempt is, or was last."""
+    """The node of its attempt, present or last."""
     num_sampled: int = 0
     """Tokens that the attempt has sampled, as far as it has said."""
 
@@ -284,7 +286,7 @@ class RunLife:
     started_at: float = 0.0
     finished_at: float = 0.0
     problem: str = ""
-    """Why the service ended it."""
+    """The reason why the service ended it."""
 
 
 @dataclass(slots=True)
@@ -294,7 +296,7 @@ class RunAccepted:
     next_group: int = 0
     next_rollout: int = 0
     group_size: int = 1
-    """Of the largest group."""
+    """The size of the largest group."""
 
 
 @dataclass(slots=True)
@@ -323,10 +325,12 @@ class RunDecisions:
     states: Counter[str] = field(default_factory=Counter)
     """Groups by state, of those that are decided."""
     drop_reasons: Counter[str] = field(default_factory=Counter)
-    """Why groups were dropped; of a filter with many reasons the later ones count as `other`."""
+    """The reasons why groups were dropped; of a filter with many reasons the later ones count as
+    `other`.
+    """
     next_event: int = 0
     curating: int = 0
-    """What the filter said of tasks and is not durable yet."""
+    """The number of decisions about tasks that are not durable yet."""
 
 
 @dataclass(slots=True)
@@ -342,7 +346,7 @@ class RunCommits:
     num_rewards: int = 0
     reward_sum: float = 0.0
     unscored: str = ""
-    """What the grader said of the first rollout that it failed for."""
+    """The message of the grader about the first rollout that it failed for."""
 
 
 @dataclass(slots=True)
@@ -362,7 +366,7 @@ class RunDataset:
     num_tasks: int = 0
     fed: int = 0
     skipped: int = 0
-    """Of these, those that the filter had sit out."""
+    """The number of these that the filter had sit out."""
     new_tasks: dict[str, str] = field(default_factory=dict)
     """Digests by key of those that are not durable yet."""
 
@@ -444,13 +448,13 @@ class RunPace:
     """Holds what decisions and hand-outs tell the forecast (`Demand`). `Groups` alone writes it."""
 
     rate: Rate = UNKNOWN
-    """Of kept groups among those that were decided."""
+    """The rate of kept groups among those that were decided."""
     group_s: float = 0.0
-    """How long a group takes from its start to its decision, about; 0 = not known."""
+    """The seconds that a group takes from its start to its decision, about; 0 = not known."""
     handout_interval_s: float = 0.0
     """Seconds between two groups that trainers take, about; 0 = not known."""
     last_handout_at: float = 0.0
-    """When one was taken last, on the loop's clock; 0 = not since the gateway started."""
+    """The time when one was taken last, on the loop's clock; 0 = not since the gateway started."""
 
 
 @dataclass(slots=True)
@@ -461,9 +465,9 @@ class RunWeightsState:
     allocated_version: int = 0
     """Highest id given to weights, published or not: never given again."""
     published: bool = False
-    """Whether servers were given weights of this run."""
+    """True if servers were given weights of this run."""
     announced: bool = False
-    """Whether its trainer gave them weights itself."""
+    """True if its trainer gave them weights itself."""
     start: tuple[str, ...] = ()
     """Labels of the weights that served when the run began, without their nonce."""
 
@@ -473,7 +477,7 @@ class RunGrants:
     """Holds whether the run gets leases. `LeaseGrants` alone writes it."""
 
     granted_at: float = 0.0
-    """When a lease was last granted, or somebody else last held it back."""
+    """The time when a lease was last granted, or somebody else last held it back."""
     expired: bool = False
     """Nobody has worked for it within its budget for waiting: what waits ends."""
 
@@ -485,13 +489,15 @@ class RunWatch:
     moved: tuple[tuple[object, ...], float] = ((), 0.0)
     """Signs of progress, and since when they are so."""
     trouble: str = ""
-    """Why an open run gets nowhere though it moves."""
+    """The reason why an open run gets nowhere though it moves."""
     wait: str = ""
-    """What an open run with work waits for; it holds while the signs are those of `moved`."""
+    """The event that an open run with work waits for; it holds while the signs are those of
+    `moved`.
+    """
     idle: str = ""
-    """That an open run has no work, and how to give it some; it holds as `wait` does."""
+    """The notice that an open run has no work, and how to give it some; it holds as `wait` does."""
     reported: tuple[str, str] = ("", "")
-    """What the last look found: `stalled` and `idle` of the run."""
+    """The result of the last look: `stalled` and `idle` of the run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -723,16 +729,16 @@ def _plain(count: object) -> object:
 class State:
     def __init__(self, balancer: Balancer | None = None) -> None:
         self.runs: dict[str, RunRecord] = {}
-        """Those that are wanted, and some that somebody asked for; the log has all."""
+        """The runs that are wanted, and some that somebody asked for; the log has all."""
         self.num_commits = 0
         self.open: dict[str, RunRecord] = {}
-        """Those that are not finished: all that costs anything."""
+        """The runs that are not finished: all that costs anything."""
         self.refused: dict[str, str] = {}
         """Runs that this prorl cannot read, and why. They stay in the log as they are."""
         self.workers: dict[str, WorkerRecord] = {}
         self.balancer = balancer or Balancer()
         self.should_serve: dict[str, ServedWeights] = {}
-        """What each backend that we give weights to should serve."""
+        """The weights that each backend should serve to which we give any."""
         self.serves: dict[str, tuple[str, int]] = {}
         """The (run, version) that each backend was last known to serve."""
 

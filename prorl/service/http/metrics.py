@@ -28,7 +28,7 @@ from prorl.types import FAILURE_CLASS, GroupState, RolloutState
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Values = Mapping[Any, float]
-"""By tuples of labels."""
+"""The values by tuples of labels."""
 
 
 def exposition(core: Core, leases_waiting: int, version: str) -> bytes:

@@ -72,11 +72,11 @@ class RunSummary(View):
     where no node had them.
     """
     stalled: str = at("stalled")
-    """What a run that does not move waits for, or why it was refused or has failed."""
+    """The reason why a run does not move, or why it was refused or has failed."""
     track: tuple[str, ...] = at("config.track")
     """Trackers that get its curves or traces."""
     idle: str = at("idle")
-    """That an open run has no work left, and how to give it some."""
+    """The notice that an open run has no work left, and how to give it some."""
     reward_mean: float | None
     num_rewards: int = at("commits.num_rewards")
     uncommitted_groups: int
@@ -98,7 +98,7 @@ class RunView(RunSummary):
     cancelled: bool = at("life.cancelled")
     paused: bool = at("life.paused")
     tasks: int = at("dataset.num_tasks")
-    """Of the dataset of a run that feeds itself."""
+    """The tasks of the dataset of a run that feeds itself."""
     fed: int = at("dataset.fed")
     """Turns of these, over all epochs: a group each, or none if the task sits out."""
     skipped: int = at("dataset.skipped")
@@ -114,7 +114,7 @@ class RunView(RunSummary):
     start: tuple[str, ...] = at("weights.start")
     commits: int = at("num_commits")
     flight: str = ""
-    """Where its trainer reads; empty without a store."""
+    """The location where its trainer reads; empty without a store."""
     served: bool = False
     stages: Mapping[str, Mapping[str, float]] = {}
 
@@ -197,7 +197,7 @@ class WorkerView(TypedDict):
     """Attempts that are in this stage of it."""
     leaving: bool
     lease_block_reason: str
-    """Why it gets no leases now."""
+    """The reason why it gets no leases now."""
     stats: Mapping[str, float]
 
 
@@ -232,19 +232,19 @@ class Accepted(TypedDict):
     run_id: str
     groups: list[AcceptedGroup]
     tasks: int
-    """Of the dataset of a run that feeds itself."""
+    """The tasks of the dataset of a run that feeds itself."""
     notes: list[str]
-    """What people should hear of these tasks: that they ask for more network than they get."""
+    """The notes about these tasks for people: that they ask for more network than they get."""
 
 
 class EdgeView(TypedDict):
     """An edge as the worker that reads it sees it."""
 
     edge: str
-    """Of `prorl.graph`: lease, ready, ran or scored."""
+    """The name of an edge of `prorl.graph`: lease, ready, ran or scored."""
     worker: str
     endpoint: str
-    """Where it is served."""
+    """The endpoint where it is served."""
     in_memory: bool
     """Both ends are one process: rows do not go through the socket."""
 
@@ -259,7 +259,7 @@ class Status(TypedDict):
     workers: list[WorkerView]
     endpoints: Mapping[str, tuple[str, ...]]
     outside: Mapping[str, str]
-    """Where callers of other hosts find the store and the gateway."""
+    """The locations where callers of other hosts find the store and the gateway."""
     edges: list[EdgeView]
     stages: Mapping[str, Mapping[str, float]]
     bottleneck: str

@@ -119,7 +119,7 @@ GROUP_FACTS = (
     *("group_id", "key", "digest", "n", "first_rollout", "task_id", "data_source", "env"),
     *("task", "sampling", "extra", "accepted_at"),
 )
-"""What never changes of a group: attributes of `GroupRecord`."""
+"""The facts of a group that never change: attributes of `GroupRecord`."""
 GROUP_CHANGES = (
     *("state", "opened", "reason", "num_valid", "mean_reward", "min_version"),
     "delivery_seq",

@@ -24,7 +24,7 @@ from types import MappingProxyType
 from prorl.errors import NotFoundError
 
 Suits = Callable[[str], bool]
-"""Whether a backend may serve a certain rollout."""
+"""Returns whether a backend may serve a certain rollout."""
 
 
 class BackendState(StrEnum):

@@ -51,9 +51,9 @@ class ServerHealth:
 
     misses: int = 0
     trips: int = 0
-    """How often it went out lately."""
+    """The number of times that it went out lately."""
     tries: int = 0
-    """How often it was asked since it went out, in vain."""
+    """The number of times that it was asked since it went out, in vain."""
     out_since: float = -1.0
     """-1 while it is in."""
     well_since: float = -1e9

@@ -40,7 +40,7 @@ class PausedServers:
         self._balancer, self._target, self._lock = balancer, target, lock
         self._tell_paused = tell_paused
         self._marks: dict[str, str] = {}
-        """What each states since it was paused; empty until it does."""
+        """The label that each states since it was paused; empty until it does."""
 
     def __contains__(self, name: object) -> bool:
         return name in self._marks

@@ -38,7 +38,7 @@ CHECK_S = wait_limit_s("server.check")
 VOCABULARY_S = wait_limit_s("server.vocabulary")
 ANY_VOCABULARY = 2**31 - 1
 _RENDERER = ChatMLRenderer(load_tokenizer("bytes"))
-"""Where a backend is opened that has no run yet."""
+"""The renderer with which a backend is opened that has no run yet."""
 
 log = logging.getLogger("prorl.service")
 

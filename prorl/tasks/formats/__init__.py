@@ -63,7 +63,9 @@ class Format(NamedTuple):
     read: Callable[[Row, int], Task]
     """(row, index from 0) -> Task. Raises TaskError without a place; the reader adds it."""
     fits: Callable[[Row], bool] = _always
-    """Where the keys do not tell formats apart: whether the first row is of this one."""
+    """Returns, where the keys do not tell formats apart, whether the first row is of this one:
+    whether the first row is of this one.
+    """
 
 
 def formats() -> Iterator[Format]:

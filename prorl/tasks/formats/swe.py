@@ -46,7 +46,9 @@ COMMANDS: Mapping[str, str] = {
     "sympy/sympy": "bin/test -C --verbose",
     "sphinx-doc/sphinx": "tox --current-env -epy39 -v --",
 }
-"""What SWE-bench's harness runs for the repositories that pytest does not; files follow."""
+"""The commands that SWE-bench's harness runs for the repositories that pytest does not; files
+follow.
+"""
 NO_TESTS = (".txt", ".json", ".md")
 PYTHON = ("python", "sympy")
 """Parsers of logs whose tests run in the conda environment."""
@@ -85,7 +87,7 @@ PRODUCERS_PARSERS = (
     ("gradle", "gradle"),
     ("tap", "tap"),
 )
-"""How producers' own parsers begin, and which of ours reads the same."""
+"""The beginnings of producers' own parsers, and which of ours reads the same."""
 
 
 def read_swebench(row: Row, index: int) -> Task:

@@ -66,7 +66,7 @@ class Bash:
         self._pending = b""
         self._sequence = 0
         self._unread = False
-        """Whether the shell ended or came back to its prompt without having read the command."""
+        """True if the shell ended or came back to its prompt without having read the command."""
         self._busy = False
         """A command that was left running by `on_timeout: keep`."""
 

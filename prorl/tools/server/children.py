@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 EXIT_TIMEOUT = 124
 """Exit code of whatever a deadline has ended, as timeout(1) gives it."""
 KILL_S, REAP_S = 2.0, 0.01
-"""How long a full sandbox is cleared for a fork, and the wait between two tries."""
+"""The seconds for which a full sandbox is cleared for a fork, and the wait between two tries."""
 HOME = "/"
-"""Where the server itself stays: a folder that the agent cannot close."""
+"""The place where the server itself stays: a folder that the agent cannot close."""
 DEFAULT_SIGNALS = (
     signal.SIGPIPE,
     signal.SIGINT,

@@ -41,7 +41,7 @@ class Events:
         self.client = -1
         """Connection whose hang-up ends the running call; -1 for none."""
         self.wants_end: Callable[[], bool] = _always
-        """Whether a client that hung up wanted its call to end with it."""
+        """Returns whether a client that hung up wanted its call to end with it."""
 
     def watch(self, pid: int) -> None:
         """Keep this child's exit status.

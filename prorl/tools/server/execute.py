@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from prorl.tools.server.place import Place
 
 LINGER_S = 0.2
-"""How long output is awaited after the program has ended while something it left behind holds the
-pipe.
+"""The seconds for which output is awaited after the program has ended while something it left
+behind holds the pipe.
 """
 KILL_S = 1.0
 """For a killed session to be reaped: a process in the kernel ends after it."""

@@ -17,7 +17,7 @@ from prorl.tools.server.output import Capped, result_of
 from prorl.tools.server.place import Folder
 
 MAX_FILE_BYTES = 8 << 20
-"""Of a file to be viewed or edited: it is held in memory."""
+"""The limit of a file to be viewed or edited: it is held in memory."""
 MAX_LISTED = 500
 """Entries of a folder."""
 OPEN = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY

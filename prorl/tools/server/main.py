@@ -56,9 +56,9 @@ WORLD_FILE = ".prorl-workdir"
 """At the root of an image, as `prorl/sandbox/images/stack.py` writes it."""
 APPTAINER_LIBRARIES = "/.singularity.d/libs"
 IMAGE_WORKDIR = "image"
-"""As `prorl.types` has it; this is a program of its own."""
+"""The same value as in `prorl.types`; this is a program of its own."""
 EXIT_CRASHED = os.EX_SOFTWARE
-"""As `prorl.linux.forked` has it; this is a program of its own."""
+"""The same value as in `prorl.linux.forked`; this is a program of its own."""
 
 
 class Server:

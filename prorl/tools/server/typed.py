@@ -22,7 +22,7 @@ import os
 BEGIN, SEPARATOR = b"\x1e", b"\x1f"
 MAX_BYTES = 80
 OURS = b"__prorl_"
-"""How all our names in the shell begin."""
+"""The beginning of all our names in the shell."""
 COMMAND_FD, TTY_FD = 198, 199
 """Numbers inside the shell, high enough to leave the agent `exec 3<file`.
 

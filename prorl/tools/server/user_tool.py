@@ -31,7 +31,7 @@ LOAD_S = 25.0
 """Imports of a big library on a busy machine; sandboxd waits 30 s for a start."""
 FIRST_FD = 100
 MAX_ERROR_BYTES = 3000
-"""Of why a tool could not be made: it becomes the task's error."""
+"""The limit of the reason why a tool could not be made: it becomes the task's error."""
 
 
 def moved_above_others(zip_fd: int) -> int:
