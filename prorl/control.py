@@ -1,15 +1,16 @@
 """The control protocol: events up, commands down, over one `Channel` (path `control`) per process.
 
-What a row carries is a frozen record that knows its `Kind`; a request knows the record that answers
-it. On the wire a payload is a JSON object with the record's field names (`AttemptKey` and `Refusal`
-are arrays); a field that has its default may be left out, one that is not known here is refused.
-Seconds are floats with `_s`; `at` is microseconds since the epoch. Tokens never travel here.
+Each row carries a frozen record, whose class has a `Kind`; the class of a request also names the
+class of its reply. On the wire a payload is a JSON object with the record's field names
+(`AttemptKey` and `Refusal` are arrays); a field that has its default may be left out, an unknown
+field is refused. Seconds are floats with `_s`; `at` is microseconds since the epoch. Tokens never
+travel here.
 
 An event carries a `seq` of its sender, dense from 1 per connection. The gateway answers a request
-with `reply` (re = the request's seq, `code` empty or an error code); what becomes of an event is
-told by what follows from it. After a lost connection a worker dials again and says
-`hello` with the attempts it still holds; requests without a reply are sent again (all are
-idempotent). The gateway treats a closed control channel as that worker's death at once.
+with `reply` (re = the request's seq, `code` empty or an error code); events have no reply. After a
+lost connection a worker dials again and says `hello` with the attempts it still holds; requests
+without a reply are sent again (all are idempotent). The gateway treats a closed control channel as
+that worker's death at once.
 
 Who holds an attempt: the gateway keeps a set of workers per current attempt. A chain enters at
 lease and stays until the commit is acked; a stage in a process of its own enters with its
@@ -53,7 +54,9 @@ Version = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
 
 
 class Kind(StrEnum):
-    """Names the kinds of control rows; the record with this `kind` tells who and with what."""
+    """The kinds of control rows; the record with this `kind` says who sends it and what it
+    holds.
+    """
 
     HELLO = "hello"
     STARTED = "started"
@@ -86,7 +89,9 @@ class Kind(StrEnum):
 
 
 class ControlRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A JSON object with these fields and no others; those with their default are left out."""
+    """A JSON object with these fields and no others; fields that have their default are left
+    out.
+    """
 
 
 class Payload(ControlRecord, frozen=True):
@@ -119,7 +124,9 @@ class Claim(NamedTuple):
 
 
 class Hello(Payload, frozen=True, kw_only=True):
-    """A worker's first word on a stream: who it is, and the attempts that it still holds."""
+    """The first message of a worker on a stream: who it is, and the attempts that it still
+    holds.
+    """
 
     kind = Kind.HELLO
     roles: Mapping[str, Count]
@@ -283,7 +290,7 @@ class Cancel(Payload, frozen=True):
 
 class Drain(Payload, frozen=True, kw_only=True):
     """Take nothing new; finish what is in hand, or give it back after `deadline_s`; then leave.
-    What is finished waits for the store. Said again, the earlier deadline counts.
+    Finished rows wait for the store. When it is repeated, the earlier deadline counts.
     """
 
     kind = Kind.DRAIN
@@ -337,7 +344,7 @@ class Failover(Request[Assigned], frozen=True, kw_only=True):
 
 
 class BackendStatus(Payload, frozen=True, kw_only=True):
-    """To RUN, on its hello and whenever it changes: what it must know of model servers."""
+    """To RUN, on its hello and whenever it changes: the state of model servers."""
 
     kind = Kind.BACKENDS
     unreachable: tuple[str, ...] = ()
@@ -371,7 +378,7 @@ class Done(Payload, frozen=True):
 
 
 class Problem(Payload, frozen=True, kw_only=True):
-    """Holds why a request did not take effect; the row's `code` says of which sort it is."""
+    """The reason why a request had no effect; the row's `code` is its error code."""
 
     kind = Kind.REPLY
     message: str = ""
@@ -422,7 +429,7 @@ class TrajectorySummary(ControlRecord, frozen=True, kw_only=True):
 
 
 class CommittedRollout(ControlRecord, frozen=True, kw_only=True):
-    """One row of a part, as the log must know it."""
+    """The facts about one row of a part that the log keeps."""
 
     rollout_id: Count
     attempt: Count
@@ -466,7 +473,7 @@ class PartPublished(Request[Done], frozen=True, kw_only=True):
 
 
 class RunRejected(Request[Done], frozen=True, kw_only=True):
-    """(run): its directory is not the one that the log tells of; nothing of it can be stored."""
+    """(run): its directory is not the one that the log expects; nothing of it can be stored."""
 
     kind, reply = Kind.DISOWNED, Done
     reason: str
@@ -634,8 +641,8 @@ class Unpublished(ControlRecord, frozen=True, kw_only=True):
 
 
 class RunNews(Payload, frozen=True, kw_only=True):
-    """(run): a run as it stands, before anything else of it and again when it ends. What must be
-    written and decided follows from the outbox, in order.
+    """(run): the state of a run, sent before anything else about it and again when it ends. What
+    must be written and decided follows, in the order of the outbox.
     """
 
     kind = Kind.RUN
@@ -661,7 +668,7 @@ _encode = msgspec.json.Encoder().encode
 @dataclass(frozen=True, slots=True)
 class ControlRow:
     """One event or command, in the order of `CONTROL` but for `kind`. A payload is checked when it
-    is read, so that rows that nobody reads cost nothing.
+    is read, so that unread rows cost nothing.
     """
 
     kind: Kind

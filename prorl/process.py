@@ -92,7 +92,7 @@ def live(config: Path, serve: Serve, *, streams: bool = False) -> NoReturn:
     """Serve until `serve` returns or fails. `streams`: this process moves trajectories, not only
     control rows; its threads hand over sooner.
     """
-    # How every process of ours is: it dies with its parent and tells by lines of JSON.
+    # Every process of ours dies with its parent, and reports in lines of JSON.
     die_with_parent(signal.SIGKILL)
     gc.freeze()  # what was imported stays: no collection looks through it
     gc.enable()

@@ -80,7 +80,7 @@ class Sampler:
         if (call := self._journal.recorded_call(turn, digest)) is not None:
             return self._take(sequence, call)
         prompt_tokens, began, parts = len(sequence), self._clock(), list[Completion]()
-        # Of a call beside this one the answer may be of newer weights: no reason to refuse this.
+        # A call beside this one may be answered by newer weights: no reason to refuse this one.
         self._oldest[turn] = self._min_version
         limit = min(
             max_tokens or self._context.sampling.max_tokens, self._context.sampling.max_tokens

@@ -47,7 +47,7 @@ def probes(root: Path) -> Iterator[ProbeOutcome]:
     yield _optional("spython", "prorl[apptainer]", "unpacking .sif images and building FILE.def")
     yield _cores()
     yield from _disk(root)
-    # Of a service that others reach: what ends within a month. It renews them while it runs.
+    # Certificates of a service that others reach and that end within a month. It renews them.
     if (root / "join").is_dir():
         for file, days in ends_soon(root).items():
             finding = f"{file} ends in {days:.0f} days" if days >= 0 else f"{file} has ended"

@@ -17,20 +17,20 @@ The endpoint serves a run: a store or a replay.
         -> {}: everything before `cursor` is trained and durable
     do_action("record", an Arrow stream of `prorl.schema.TRAINED`) -> {"recorded"}
     do_action("log", a step's metrics) -> {"logged"}
-        both false where the run may not be written to, as a replay; `storage/write/` reads them
+        both false if the run cannot be written to, as in a replay; `storage/write/` reads them
     do_action("status", {"run", "consumer"})
         -> {"run", "cursor", "delivered", "end"}: see `storage/serve/service.py`
 
 `ReadPlan.batches` locates the plan's groups in a file on the server's host: [offset, length] of one
 encapsulated IPC message (metadata and body, as `pyarrow.ipc.read_message` takes it) per group, in
 the STREAM schema, in delivery order. A client whose kernel has the same `boot_id` and that can read
-`path` maps the file, if it is the one that `inode` names (containers of one kernel may have another
-file at that path), and never calls do_get. `path` is empty when there is no such file. Such a file
+`path` maps the file and never calls do_get; first it compares `inode`, since containers of one
+kernel may have another file at that path. `path` is empty when there is no such file. Such a file
 only grows and is never truncated: unlinking it is safe.
 
 A cursor is the text `RUN@SEQ`; SEQ is the delivery_seq of the next group. An empty cursor in a
-ticket means: where this consumer committed last, else the start. This module promises shapes, not
-behaviour: the endpoint's promises stand in `storage/serve/endpoint.py`.
+ticket means the last committed cursor of this consumer, else the start. This module defines shapes
+only; the endpoint's behaviour is described in `storage/serve/endpoint.py`.
 """
 
 from __future__ import annotations

@@ -214,7 +214,7 @@ class ConversationTree:
         """The call whose prompt and reply the request begins with; the longest such prompt."""
         for length in range(len(conversation.messages) - 1, 0, -1):
             calls = self._by_prompt.get(digests[length], ())
-            # Of replies that are equal, the one that the agent has heard last.
+            # The last reply that the agent has received, if several are equal.
             for call in sorted(calls, key=lambda call: (call.delivered, call.number), reverse=True):
                 tail = conversation.messages[length + 1 :]
                 if (

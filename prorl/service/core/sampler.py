@@ -132,7 +132,7 @@ class Demand:
         waiting = self.kept - self.delivered
         missing = min(self.max_unacked - self.unacked, self.lead - waiting)
         if self.step and self.max_staleness >= 0:
-            # Those of a later step would have gone stale when their turn comes.
+            # Groups of a later step would have gone stale when their turn comes.
             missing = min(missing, self.step * (1 + self.max_staleness) - self.untrained)
         return max(0, missing)
 

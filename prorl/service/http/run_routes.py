@@ -126,7 +126,7 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         groups of it.
         """
         run = find_run(run_id)
-        # By ourselves: FastAPI parses, then validates, in 3.5 times the time, on this loop.
+        # We parse it ourselves: FastAPI takes 3.5 times as long, on this loop.
         try:
             body = GroupsBody.model_validate_json(await request.body())
         except ValidationError as error:
