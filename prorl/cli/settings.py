@@ -189,7 +189,9 @@ def check_effect(command: str, values: Mapping[str, Json], where: str) -> None:
                         f"`{name}` is a setting of {', '.join(f'`prorl {user}`' for user in users)}"
                     )
                 raise ConfigError(
-                    f"{where}: `{name}` has no effect on `prorl {command}`", "it left out", hint
+                    f"{where}: `{name}` has no effect on `prorl {command}`",
+                    "settings that have one",
+                    hint,
                 )
 
 

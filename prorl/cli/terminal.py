@@ -92,7 +92,7 @@ async def open_terminal(sandbox: Sandbox) -> int:
                     f"no terminal in the sandbox: {shell.result().output.strip()[-300:]}",
                     "python3 in its image",
                 )
-            raise UserError(f"no terminal in the sandbox within {CONNECT_S:g} s", "one")
+            raise UserError(f"no terminal in the sandbox within {CONNECT_S:g} s", "a terminal")
         connection, _ = accepting.result()
         reader, writer = await asyncio.open_connection(sock=connection)
         try:

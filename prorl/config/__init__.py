@@ -94,25 +94,18 @@ class BuildConfig(StrictModel):
 
     bases: dict[str, str] = Field(
         default_factory=dict,
-        description="for each reference of a FROM line (key) the image that is used instead",
+        description="{REFERENCE: IMAGE}: image to use where FROM names the reference",
     )
     env: dict[str, str] = Field(
-        default_factory=dict,
-        description="variables of RUN lines during the build; they are not in the image",
+        default_factory=dict, description="environment variables of RUN; not in the image"
     )
     args: dict[str, str] = Field(default_factory=dict, description="build arguments")
     files: dict[str, str] = Field(
         default_factory=dict,
-        description="files of this host (keys) and their paths in the build (values): CA files,"
-        " pip.conf; they are not in the image",
+        description="{PATH_HERE: PATH_IN_RUN}: CA files, pip.conf; not in the image",
     )
     secrets: dict[str, str] = Field(
-        default_factory=dict,
-        description="files of this host, by the id that RUN --mount=type=secret names",
-    )
-    store: str = Field(
-        default="",
-        description="folder or URL by which nodes share what is built: one builds, others fetch",
+        default_factory=dict, description="{ID: FILE_HERE} for RUN --mount=type=secret,id=ID"
     )
 
 
@@ -121,7 +114,7 @@ class NetworkConfig(StrictModel):
 
     mode: Literal["no-network", "allowlist", "public"] = Field(
         default="no-network",
-        description="the most that a task may ask for as network_mode; `public` is any public host",
+        description="upper limit of a task's network_mode; `public` is any public host",
     )
     allowed_hosts: tuple[str, ...] = Field(
         default=(), description="with mode `allowlist`: hosts that tasks may reach, NAME or *.NAME"
@@ -137,9 +130,8 @@ class NetworkConfig(StrictModel):
     )
     files: dict[str, str] = Field(
         default_factory=dict,
-        description="files of this node (keys) and their paths in sandboxes with a network"
-        " (values): CA files, pip.conf, apt's sources, .npmrc; read-only, instead of"
-        " what an image has there",
+        description="{PATH_HERE: PATH_IN_SANDBOX} for sandboxes with a network: CA files, pip.conf,"
+        " apt's sources, .npmrc; read-only; they hide what the image has there",
     )
     upstream: str = Field(
         default="",
@@ -148,13 +140,13 @@ class NetworkConfig(StrictModel):
     )
     upstream_resolves: bool = Field(
         default=False,
-        description="true = `upstream` gets host names, resolves them itself and must refuse"
-        " private addresses; false = it gets addresses that were checked here",
+        description="upstream gets names, resolves them, and must refuse private addresses;"
+        " otherwise it gets addresses that were checked here",
     )
     closed_hosts: tuple[str, ...] = Field(
         default=(),
-        description="HOST or HOST:PORT that no sandbox may reach, in addition to private addresses,"
-        " model servers and the gateway",
+        description="HOST or HOST:PORT that no sandbox may reach, besides addresses that are not"
+        " public, model servers and the gateway",
     )
 
     @field_validator("allowed_hosts")
@@ -375,9 +367,8 @@ class ServiceConfig(StrictModel):
         ge=0,
         le=65535,
         description=(
-            "port at which guests from elsewhere lease rollouts (docs/guests.md); 0 = none."
-            " It is open to this host, or with `listen` at that address over TLS; further"
-            " RUN workers use the next ports"
+            "port of RUN where guests from elsewhere lease rollouts, 0: none; on this host,"
+            " with `listen` at its address over TLS; further RUN workers have the ports above it"
         ),
     )
     certificate_days: float = Field(

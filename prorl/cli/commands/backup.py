@@ -16,8 +16,8 @@ from prorl.storage.keep.backup import LOG, back_up
 def backup(copy: Path, *, root: RunsRoot = "prorl-runs", json: JsonList = False) -> int:
     """Copy a root while its service works; `prorl serve --root COPY` goes on from there.
 
-    What is committed after this began is not in the copy: a service that starts on it samples that
-    again. See docs/upgrade.md.
+    Rollouts that are committed after the start are not in the copy: a service that starts on it
+    samples them again. See docs/upgrade.md.
 
     Example: prorl backup /backups/monday
 
@@ -31,11 +31,11 @@ def backup(copy: Path, *, root: RunsRoot = "prorl-runs", json: JsonList = False)
     if not (Path(root) / LOG).exists():
         raise NotFoundError(f"no service has worked on {root}: expected a folder with {LOG}")
     if copy.exists():
-        raise UserError(f"{copy} is there", "a folder that does not exist yet")
+        raise UserError(f"{copy} exists", "a folder that does not exist yet")
     try:
         rows = [{"run": run, "commits": commits} for run, commits in back_up(Path(root), copy)]
     except FileExistsError:  # somebody made it meanwhile, and it stays
-        raise UserError(f"{copy} is there", "a folder that does not exist yet") from None
+        raise UserError(f"{copy} exists", "a folder that does not exist yet") from None
     except (OSError, sqlite3.Error) as error:
         shutil.rmtree(copy, ignore_errors=True)
         raise UserError(f"{copy}: {error}", "a disk with room for a copy of the root") from None

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 def bench(
     name: str = "", /, *, device: str = "", json: JsonObject = False, quick: Flag = False
 ) -> int:
-    """Measure, with rivals in the same run: prints a table, losing rows included.
+    """Run a benchmark, with other frameworks in the same run, and print a table of all figures.
 
     Example: prorl bench pipeline --quick
 
     Parameters
     ----------
     name
-        Which one; without a name they are listed.
+        Name of the benchmark; without one they are listed.
     device
         For `stream`: cuda adds the way into a GPU's memory.
     quick

@@ -38,15 +38,15 @@ def doctor(
 ) -> int:
     """Probe this machine: packages, sandboxes, disk, sockets, limits; each finding with its fix.
 
-    With --model: how a model's directory is spoken, and what is proved of its chat template. Exit
-    code 2 when it is refused.
+    With --model: check a model's directory: family, stop tokens, and what holds for its chat
+    template. Exit code 2 when it is refused.
 
     Example: prorl doctor --model Qwen3-4B --set variables.enable_thinking=false
 
     Parameters
     ----------
     model
-        Directory with tokenizer.json and a chat template; nothing is run of it.
+        Directory with tokenizer.json and a chat template; no code in it is run.
     server
         URL of a model server: how many rollouts its KV cache holds, and the settings for them.
     max_tokens

@@ -81,11 +81,15 @@ def evaluate(
         return rescore(directory, Job(**options), sandbox, eval_s, json=json)
     if sandbox != "auto":
         raise UserError(
-            "--sandbox without --stored", "the service's", f"--set service.sandbox.kind={sandbox}"
+            "--sandbox without --stored",
+            "the setting of the service",
+            f"--set service.sandbox.kind={sandbox}",
         )
     if eval_s is not None:
         raise UserError(
-            "--eval-s without --stored", "the run's", f"--set run.limits.eval_s={eval_s:g}"
+            "--eval-s without --stored",
+            "the setting of the run",
+            f"--set run.limits.eval_s={eval_s:g}",
         )
     flags = chosen(job) | {"run": {} if seed is None else {"seed": seed}}
     warmth = [] if temperature is None else [f"run.sampling.temperature={temperature}"]

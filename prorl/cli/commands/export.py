@@ -42,7 +42,7 @@ def export(
     root: RunsRoot = "prorl-runs",
     json: JsonObject = False,
 ) -> int:
-    """Write a stored run as others read it, in the order of delivery.
+    """Write a stored run in a format of other tools, in the order of delivery.
 
     chat (JSON lines of messages), verl and trl (token ids, masks, logprobs; Parquet, or JSON lines
     for a file called .jsonl), atif (JSON lines), hf (a folder for datasets.load_dataset).
@@ -82,7 +82,7 @@ def _check(format_: str, out: Path) -> None:
     if format_ not in FORMATS:
         raise UserError(f"format {format_!r}", f"one of {', '.join(FORMATS)}")
     if out.exists():
-        raise UserError(f"{out} exists", "a name that is free")
+        raise UserError(f"{out} exists", "a path that does not exist yet")
     if not out.absolute().parent.is_dir():
         raise UserError(f"{out}: no folder {out.parent}", "a file that can be written")
 

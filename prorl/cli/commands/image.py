@@ -78,7 +78,9 @@ def build(
     if tasks and not (name or source):
         return asyncio.run(_build_tasks(tasks, jobs, registry_root(images)))
     if tasks or not (name and source):
-        raise UserError("prorl image build", "NAME --from SOURCE, or --tasks FOLDER")
+        raise UserError(
+            "prorl image build without a source", "NAME --from SOURCE, or --tasks FOLDER"
+        )
     path = str(Path(source).absolute()) if Path(source).exists() else source
     job = {
         "do": "build",
@@ -140,7 +142,9 @@ def pull(
         File of tasks; images that are there already are not asked for again.
     """
     if bool(source) == bool(rows) or (rows and name):
-        raise UserError("prorl image pull", "[NAME] --from SOURCE, or --rows TASKS")
+        raise UserError(
+            "prorl image pull without a source", "[NAME] --from SOURCE, or --rows TASKS"
+        )
     registry = Registry(registry_root(images))
     pulls = Pull(registry, sandbox_environment().mirrors)
     if source:
@@ -215,7 +219,7 @@ def _named_in(rows: str) -> dict[str, str]:
             name = image_name(reference)
             if plain(references.setdefault(name, reference)) != plain(reference):
                 raise UserError(
-                    f"{reference} and {references[name]}: both are {name!r}", "one of both"
+                    f"{reference} and {references[name]}: both are {name!r}", "only one of them"
                 )
     if not references:
         raise UserError(f"{rows}: no task names an image", "data.image as docker://REFERENCE")
@@ -224,7 +228,7 @@ def _named_in(rows: str) -> dict[str, str]:
 
 @image.command
 def ls(*, images: Where = None, json: JsonList = False) -> int:
-    """The images of this node; one without a name was unpacked from a .sif that a task gave."""
+    """List the images of this node; those without a name were unpacked from .sif files of tasks."""
     registry = Registry(registry_root(images))
     there = registry.list()
     whole_images, sizes = [each for each in there if not each.is_layer], _sizes(there)

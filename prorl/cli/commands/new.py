@@ -61,7 +61,7 @@ def new(
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
-        raise ConflictError(f"{folder} exists", "a name that is free") from None
+        raise ConflictError(f"{folder} exists", "a name that is not used yet") from None
     paths = sorted(_fill(files("prorl").joinpath("assets/new", kind), folder, name))
     say(f"{folder}: {', '.join(str(path.relative_to(folder)) for path in paths)}")
     for step, command in NEXT[kind].items():

@@ -45,7 +45,7 @@ def replay(
     root: RunsRoot = "prorl-runs",
     json: JsonObject = False,
 ) -> int:
-    """Serve a stored run to trainers: equal values in equal order.
+    """Serve a stored run to trainers, with the same values in the same order.
 
     Cursors of the live run still work. With a selection, a filter, a score or a shuffle it is a run
     of another name.
@@ -58,7 +58,7 @@ def replay(
     ----------
     select
         SQL with a column group_id: these groups in this order, e.g. "select group_id from tasks
-        where data_source = 'code'". Default: as they were delivered.
+        where data_source = 'code'". Default: the order of delivery.
     filter_
         dapo, or SQL (or a file of it) as for a run, decided anew over the rewards that are served.
     score

@@ -45,8 +45,8 @@ def report(
 
     Example: prorl report before after
 
-    Of two runs it says the mean difference over the tasks that both have scored, and of each task
-    that changed the difference with its 95 % interval, tasks that flipped first.
+    For two runs it prints the mean difference over the tasks that both have scored, and for each
+    task that changed the difference with its 95 % interval, tasks that flipped first.
 
     Parameters
     ----------

@@ -52,7 +52,7 @@ def run(
     resume
         Go on with a run that was interrupted; settings are those it was started with.
     dry_run
-        Start nothing: look at tasks, filter, template, servers, images and memory, and say it.
+        Start nothing: check tasks, filter, template, servers, images and memory, and print a table.
     """
     if resume_name and not resume:
         raise UserError(

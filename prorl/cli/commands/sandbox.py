@@ -28,7 +28,7 @@ LIMITS = RolloutLimits(init_s=900, eval_s=1200, tool_s=900)
 
 sandbox = App(
     name="sandbox",
-    help="The sandbox of a task, to look around in.",
+    help="Look around in the sandbox of a task.",
     help_format="plaintext",
 )
 

@@ -46,7 +46,8 @@ def schema(
     settings
         Every key of config files instead, with its default and meaning.
     times
-        How long who waits for whom instead, what happens then, and why so long.
+        The table of waits between processes instead: who waits for what, how long, why,
+        and what happens then.
     """
     if config:
         say_json(config_schema())

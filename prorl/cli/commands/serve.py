@@ -48,7 +48,8 @@ def serve(
     config: ConfigFile = None,
     set_: ServiceSettings = None,
 ) -> int:
-    """A service that stays: submit over HTTP, stream over Flight. --policy serves runs without one.
+    """Start a long-running service: submit over HTTP, stream over Flight. --policy is for runs that
+    name no servers.
 
     Example: prorl serve --root prorl-runs --policy flaky --port 7700 --view 7788
 
@@ -57,7 +58,7 @@ def serve(
     view
         Port of the pages of `prorl view` over its runs; 0 for any free one. Default: no pages.
     as_
-        Speak another rollout service's HTTP, too: nemo-gym or prorl-agent; or NAME:PORT.
+        Also speak the HTTP of another rollout service: nemo-gym or prorl-agent; or NAME:PORT.
     """
     job = job_settings("serve", config, {"policy": policy}, set_ or [])
     keys = {"http_port": port, "listen": listen, "advertise": advertise, "guests": guests}

@@ -78,10 +78,15 @@ def show(
     wishes = {"worst": worst, "best": best, "failed": failed}
     chosen = [name for name, is_chosen in wishes.items() if is_chosen]
     if len(chosen) + (rollout is not None) > 1:
-        raise UserError("several rollouts asked for", "one of --rollout, --worst, --best, --failed")
+        raise UserError(
+            "several options that choose a rollout", "one of --rollout, --worst, --best, --failed"
+        )
     if not run:
         if chosen or rollout is not None:
-            raise UserError("a rollout of no run", "the name of a run before the option")
+            raise UserError(
+                "an option that chooses a rollout, without a run",
+                "the name of a run before the option",
+            )
         return _show_root(root, json=json)
     directory = run_directory(run, root)
     if not chosen and rollout is None:

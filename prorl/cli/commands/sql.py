@@ -17,7 +17,7 @@ def sql(
     json: JsonList = False,
     timeout_s: float | None = None,
 ) -> int:
-    """One SELECT over one or several stored runs, each row with its run_id.
+    """Run one SELECT over one or several stored runs; every table has the column run_id.
 
     Its tables: `sequences, rollouts, turns, messages, groups, tasks, deliveries, scores, trained,
     annotations, versions, metrics, attempts, partial`; made of them: `passk` (pass@k of each

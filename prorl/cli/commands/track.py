@@ -28,7 +28,7 @@ def track(
     once: Flag = False,
     root: RunsRoot = "prorl-runs",
 ) -> int:
-    """Send what a run measures to the trackers that you have, until it ends.
+    """Send the metrics of a run to trackers (TensorBoard, W&B, OpenTelemetry) until it ends.
 
     The scalars are those of the viewer's page Curves. It reads what is stored, in a process of its
     own: the service spends nothing on it, and it may be started later, or again.
@@ -43,7 +43,7 @@ def track(
         tensorboard, wandb (each with the package of that name), your own as module:Class, or otlp:
         each rollout as an OpenTelemetry trace.
     folder
-        Where TensorBoard's event files and W&B's folder go.
+        Folder for TensorBoard's event files and W&B's folder.
     endpoint
         With otlp: a collector. Default: what OTEL_EXPORTER_OTLP_ENDPOINT says.
     once

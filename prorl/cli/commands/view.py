@@ -20,9 +20,9 @@ def view(
     port: int = 0,
     tokenizer: str = "",
 ) -> int:
-    """Pages over stored runs, live ones too: charts, rollouts, exact tokens, SQL, annotations.
+    """Show stored and live runs in the browser: charts, rollouts, exact tokens, SQL, annotations.
 
-    Serves this host alone, at an address with a token; reads run directories, also copied ones.
+    Serves only this host, at an address with a token. Run directories may be copies.
     Elsewhere: `ssh -L PORT:127.0.0.1:PORT HOST`.
 
     Example: prorl view my-run
@@ -34,7 +34,7 @@ def view(
     run
         A run's name or directory, or a folder of runs. Default: all runs of the root.
     port
-        Where to listen. Default: any free one.
+        Port to listen on. Default: any free one.
     tokenizer
         Directory of the tokenizer that spells tokens. Default: the one that the run names.
     """

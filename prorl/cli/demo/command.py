@@ -81,7 +81,7 @@ def demo(
     resume
         Go on with the demo that was interrupted last (or with --name).
     name
-        Of the demo. Default: demo-1, demo-2 ...
+        Name of the demo. Default: demo-1, demo-2 ...
     root
         Folder for the control log and the runs.
     config
@@ -106,7 +106,7 @@ def demo(
         raise ConfigError("openai not installed", "the SDK of this agent", "pip install openai")
     if whole.trainer == "trl":
         if whole.control:
-            raise ConfigError(f"--control {whole.control} by TRL", "the demo's own trainer for it")
+            raise ConfigError(f"--control {whole.control} by TRL", "--trainer own")
         if not find_spec("trl"):
             how = "pip install trl==1.16.0, or make demo TRAINER=trl"
             raise ConfigError("trl not installed", "the package of --trainer trl", how)

@@ -52,19 +52,19 @@ class Recipe(BaseModel):
     )
     agent: Literal["native", "openai"] = Field(
         default="native",
-        description="native, or openai: an agent loop of the OpenAI SDK, in a process of its own,"
-        " that leases what it plays as a guest does",
+        description="native, or openai: an agent loop written with the OpenAI SDK, in a process of"
+        " its own, which leases rollouts as a guest does",
     )
     trainer: Literal["own", "trl"] = Field(
         default="own",
-        description="own, or trl: TRL's GRPOTrainer, unmodified, over the same stream; one"
-        " optimizer step a step",
+        description="own, or trl: TRL's GRPOTrainer, unmodified, on the same stream, with one"
+        " optimizer step for each training step",
     )
-    device: str = Field(default="cpu", description="of our own trainer: cpu, or cuda")
+    device: str = Field(default="cpu", description="device of the trainer `own`: cpu or cuda")
     minutes: float = Field(
         default=5.0,
         gt=0,
-        description="wall time to stay within, training ends early for it",
+        description="limit of the wall time; training ends early to keep it",
     )
     steps: int = Field(default=12, ge=1)
     groups_per_step: int = Field(default=16, ge=1)
@@ -74,20 +74,20 @@ class Recipe(BaseModel):
     learning_rate: float = Field(default=6e-4, gt=0)
     minibatches: int = Field(default=2, ge=1)
     steps_ahead: int = Field(
-        default=1, ge=0, le=1, description="1: the next step is sampled while this one trains"
+        default=1, ge=0, le=1, description="1: sample the next step while this one trains"
     )
     heldout: int = Field(
         default=48, ge=1, description="held-out tasks of each set, sampled at temperature 1"
     )
-    greedy: int = Field(default=48, ge=0, description="of them, also answered greedily")
+    greedy: int = Field(default=48, ge=0, description="how many of them are also answered greedily")
     heldout_seed: int = Field(
         default=7,
         ge=0,
-        description="of the held-out tasks; the same before and after, whatever `seed` is",
+        description="seed of the held-out tasks, which do not depend on `seed`",
     )
-    max_tokens: int = Field(default=64, ge=8, description="per model call")
+    max_tokens: int = Field(default=64, ge=8, description="limit of one model call")
     control: Literal["", "shuffled-rewards"] = Field(
-        default="", description="`shuffled-rewards`: a control that must not learn"
+        default="", description="`shuffled-rewards`: a control run that must not learn"
     )
 
 
