@@ -186,7 +186,7 @@ if __name__ == "__main__":
     server = tool_server.AsyncToolServer(("halve",), config)
     uvicorn.run(server.app, host="127.0.0.1", port=int(sys.argv[1]))
 """
-"""A tool of VeRL-Tool, its server, and what judges."""
+"""A tool of VeRL-Tool, its server, and its reward manager."""
 
 SUMS = """
 import verifiers.v1 as vf
@@ -248,7 +248,7 @@ def make():
 def reward(state, data):
     return state["messages"][-1].content.endswith(data["answer"])
 """
-"""An app of LangGraph, and what judges it."""
+"""An app of LangGraph, and its evaluator."""
 
 WRITTEN = {
     "sums.py": SUMS,

@@ -30,7 +30,7 @@ NOISE = (
 )
 
 
-def test_work_that_does_not_cross_is_judged_where_it_lies_and_is_not_graded_again(
+def test_work_that_does_not_cross_is_graded_where_it_lies_and_is_not_graded_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if missing := load("pyns").missing():

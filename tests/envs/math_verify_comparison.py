@@ -60,7 +60,7 @@ def theirs(row: Row) -> bool:
         reference = parse(f"\\boxed{{{row.reference}}}", [LatexExtractionConfig()])
         answer = parse(row.text, [ExprExtractionConfig(), LatexExtractionConfig()])
         return bool(verify(reference, answer))
-    except Exception:  # noqa: BLE001  what it cannot judge pays nothing there
+    except Exception:  # noqa: BLE001  what it cannot grade pays nothing there
         return False
 
 
@@ -78,10 +78,10 @@ def main() -> None:
     }
     for name, rows in tables.items():
         totals = Counter(row.right for row in rows)
-        for grader, judge in graders.items():
-            paid = Counter(row.right for row in rows if judge(row))
+        for kind, grade in graders.items():
+            paid = Counter(row.right for row in rows if grade(row))
             print(
-                f"{name:<13} {grader:<12} right ones paid {paid[True]:4} of {totals[True]:4}"
+                f"{name:<13} {kind:<12} right ones paid {paid[True]:4} of {totals[True]:4}"
                 f" ({paid[True] / totals[True]:.3f}), wrong ones paid {paid[False]:4}"
                 f" of {totals[False]:4} ({paid[False] / totals[False]:.3f})"
             )

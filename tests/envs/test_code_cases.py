@@ -156,7 +156,7 @@ for pid in [os.getppid(), *map(int, filter(str.isdigit, os.listdir("/proc")))]:
             READS,
             "import os, signal\nos.kill(os.getppid(), signal.SIGSTOP)\nprint(2)",
             "",
-            marks=pytest.mark.slow,  # it waits for the whole time that the judge has
+            marks=pytest.mark.slow,  # it waits for the whole time that the grader has
         ),
         (READS, FIND, "gave ''"),
         (READS, "print(' 4 4 '); open('solution.py', 'w').write('print(2 * int(input()))')", ""),

@@ -311,7 +311,7 @@ BROKEN = "rm -rf /logs; echo > /logs"
         (CHEATS["the reward itself"], 0, False, 0.0),
     ],
 )
-async def test_however_much_an_agent_writes_it_is_judged(
+async def test_however_much_an_agent_writes_it_is_graded(
     tmp_path: Path, image: Path, command: str, artifact_mb: int, crosses: bool, reward: float
 ) -> None:
     """An artifact that is too large to cross is graded in the agent's own sandbox, as in Harbor;

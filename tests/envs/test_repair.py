@@ -47,7 +47,7 @@ def test_the_shell_and_the_editor_say_little() -> None:
         ((bash(f"sed -i 's/return .*/return 440/' {FILE}"),), 0.0),
     ],
 )
-def test_the_whole_module_is_judged_in_its_final_state(
+def test_the_whole_module_is_graded_in_its_final_state(
     calls: tuple[ToolCall, ...], reward: float
 ) -> None:
     assert run(ENV, TASK, *calls, "Done.").reward == reward

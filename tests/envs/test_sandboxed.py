@@ -1,5 +1,5 @@
 """Math and code through a real sandbox: the oracle is right, the useless answer is not, and the
-judge's secrets stay its own.
+test runner's secrets stay its own.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def double(x):
 
 
 async def test_the_judge_cannot_be_read_by_the_program(eval_sandbox: Sandbox) -> None:
-    """The program answers right if it can open anything of the judge's."""
+    """The program answers right if it can open anything of the test runner's."""
     assert (await CODE.score(TASK, STEAL.encode(), eval_sandbox, Deadline(30.0))).reward == 0
 
 

@@ -96,7 +96,7 @@ async def test_no_cheat_scores_1(host: UnixSandboxHost, name: str, repository: R
 
 
 @pytest.mark.parametrize("name", STARVES)
-async def test_code_that_takes_the_twins_time_is_judged_when_eval_asks_again(
+async def test_code_that_takes_the_twins_time_is_graded_when_eval_asks_again(
     host: UnixSandboxHost, name: str
 ) -> None:
     """A right change that is as slow is believed there, and a wrong one is not."""

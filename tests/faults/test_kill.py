@@ -2,7 +2,7 @@
 nothing twice, nothing left behind. A frozen process is ended by the supervisor.
 
 Work is submitted as long as there are kills to come, so that every kill meets a busy process.
-Judged by SQL over the stored run and by `verify`, not by counters.
+Checked by SQL over the stored run and by `verify`, not by counters.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A rollout outlives its worker: RUN is killed again and again while it holds multi-turn rollouts.
 
-The judges are the marks of the calls (`counting_env.py`), the journals themselves, the stored run,
+The checks read the marks of the calls (`counting_env.py`), the journals themselves, the stored run,
 and an undisturbed run with the same seed.
 """
 

@@ -177,7 +177,7 @@ async def test_reports_of_run_open_the_breaker() -> None:
         ([BackendFault.ERROR], HealthVerdict.DEAD),
     ],
 )
-def test_probes_are_judged(troubles: list[BackendFault | None], verdict: HealthVerdict) -> None:
+def test_probes_give_verdicts(troubles: list[BackendFault | None], verdict: HealthVerdict) -> None:
     health = ServerHealth()
     assert [health.probe(trouble) for trouble in troubles][-1] is verdict
 

@@ -1,1 +1,1 @@
-"""A service under faults for minutes, and who judges it."""
+"""A service under faults for minutes, and its checks."""

@@ -398,7 +398,7 @@ async def test_soak(tmp_path: Path, sandbox_kind: str) -> None:
             async with soaking(tmp_path / "disk", sandbox_kind, own_disk, evidence) as soak:
                 expected = await _suffer(soak)
             check_no_leftovers(root, before)
-            summary = _judge(root / "r", evidence.folder, soak, expected)
+            summary = _check_run(root / "r", evidence.folder, soak, expected)
         except BaseException:
             evidence.keep_all(root)
             raise
@@ -415,14 +415,14 @@ async def _suffer(soak: Soak) -> int:
     try:
         tasks.append(reading := asyncio.create_task(soak.consume()))
         tasks.append(strikes := asyncio.create_task(soak.strike()))
-        tasks.append(judging := asyncio.create_task(soak.whole(strikes, reading)))
+        tasks.append(checking := asyncio.create_task(soak.whole(strikes, reading)))
         tasks.append(asyncio.create_task(soak.running.failed()))
-        while not judging.done():
+        while not checking.done():
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-            tasks = [task for task in tasks if task not in done or task is judging]
-        return await judging
+            tasks = [task for task in tasks if task not in done or task is checking]
+        return await checking
     finally:
         print(f"\n{soak.table}", file=sys.stderr)
         for task in tasks:
@@ -431,7 +431,7 @@ async def _suffer(soak: Soak) -> int:
         await soak.consumer.stop(0.0)
 
 
-def _judge(directory: Path, folder: Path, soak: Soak, expected: int) -> str:
+def _check_run(directory: Path, folder: Path, soak: Soak, expected: int) -> str:
     """Raises AssertionError unless everything held; what there was, in words."""
     stored = check_complete(directory, expected)
     read = lines(folder / "read.jsonl") + lines(folder / "trained.jsonl")

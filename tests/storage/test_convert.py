@@ -182,7 +182,7 @@ def test_a_null_that_arrow_lets_through_is_detected() -> None:
     assert problems(pa.concat_batches([scored(1), batch])) == ["", "null in turns.backend"]
 
 
-def test_a_row_that_makes_no_sense_at_all_is_judged_alone() -> None:
+def test_a_row_that_makes_no_sense_at_all_is_graded_alone() -> None:
     unheard = scored(1)
     i = unheard.schema.get_field_index("failure_code")
     unheard = unheard.set_column(i, unheard.schema.field(i), pa.array(["unheard_of"]))

@@ -1,4 +1,4 @@
-"""The promises that a root must keep over a power cut, judged from its files alone."""
+"""The promises that a root must keep over a power cut, checked from its files alone."""
 
 from __future__ import annotations
 
