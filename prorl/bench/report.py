@@ -41,7 +41,7 @@ class Figure:
     ) -> Figure:
         """The same figure with a rival's value.
 
-        >>> mine = Figure(what="start", value=2.0, unit="ms")
+        >>> mine = Figure(name="start", value=2.0, unit="ms")
         >>> mine.beside("theirs", 6.0).ratio, mine.beside("t", 6.0, more_is_better=True).ratio
         (3.0, 0.3333333333333333)
         """

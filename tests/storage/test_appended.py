@@ -130,7 +130,7 @@ def test_damage_is_detected(run: RunDir) -> None:
     assert num_detected > len(content) / 13 / 2
     path.unlink()
     (finding,) = verify(run.root)
-    assert "what lay between is missing" in finding.what
+    assert "what lay between is missing" in finding.problem
 
 
 def test_annotations_in_sql_and_from_a_notebook(run: RunDir) -> None:
