@@ -276,7 +276,7 @@ class Welcome(Payload, frozen=True, kw_only=True):
 
 
 class Endpoints(Payload, frozen=True, kw_only=True):
-    """To the store: where the last stages of all hosts are, whenever it changes."""
+    """Tells the store where the last stages of all hosts are, whenever that changes."""
 
     kind = Kind.ENDPOINTS
     locations: Mapping[str, tuple[str, ...]]
@@ -307,7 +307,9 @@ class VersionPublished(Payload, frozen=True, kw_only=True):
 
 
 class Paused(Payload, frozen=True, kw_only=True):
-    """To RUN: a backend takes new weights, or serves again; waiting for it costs no budget."""
+    """Tells RUN that a backend takes new weights, or serves again; waiting for it costs no
+    budget.
+    """
 
     kind = Kind.PAUSED
     backend: str
@@ -344,7 +346,7 @@ class Failover(Request[Assigned], frozen=True, kw_only=True):
 
 
 class BackendStatus(Payload, frozen=True, kw_only=True):
-    """To RUN, on its hello and whenever it changes: the state of model servers."""
+    """Tells RUN the state of model servers, on its hello and whenever it changes."""
 
     kind = Kind.BACKENDS
     unreachable: tuple[str, ...] = ()

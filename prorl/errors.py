@@ -80,7 +80,7 @@ class NoReferenceError(TaskError):
 
 
 class UnauthorizedError(UserError):
-    """No bearer token came, or one that does not count (HTTP 401)."""
+    """The request has no bearer token, or an invalid one (HTTP 401)."""
 
 
 class ForbiddenError(UserError):

@@ -67,8 +67,8 @@ async def call_sandbox(
 
 
 def _alone(error: Exception) -> Exception:
-    """Without its cause, by which the helper knows what its own code raised: pickle leaves it out,
-    but not where Dask has been imported.
+    """Returns the error without its cause, by which the helper knows what its own code raised:
+    pickle leaves it out, but not where Dask has been imported.
     """
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)

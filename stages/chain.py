@@ -125,7 +125,7 @@ class Chain:
         await asyncio.gather(*self._keeping)
 
     async def wait(self) -> None:
-        """Until every stage has left; raises what broke one."""
+        """Waits until every stage has left; raises what broke one."""
         await until_first(self._all_ended(), self.control.wait())
         await self._end_control()
 

@@ -154,7 +154,7 @@ class ChainedStage:
         await self._operator.close()
 
     async def wait(self) -> None:
-        """Until drained; raises what broke the stage."""
+        """Waits until drained; raises what broke the stage."""
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()

@@ -224,7 +224,7 @@ class StageHost:
 
     @property
     def longest_finished_s(self) -> float:
-        """For how long the first of these has waited; 0 where there is none."""
+        """Returns how long the first of these has waited; 0 if there is none."""
         first = next(iter(self._finished_at.values()), None)
         return 0.0 if first is None else self._clock() - first
 

@@ -83,11 +83,13 @@ class TrainerConfig(LossConfig):
     )
 
     seed: int = 0
-    threads: int = Field(default=1, ge=1, description="of torch; two collapse on contended cores")
+    threads: int = Field(
+        default=1, ge=1, description="threads of torch; two collapse on contended cores"
+    )
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32",
-        description="of matrix products and of what samplers load; updates are float32",
+        description="type of matrix products and of what samplers load; updates are float32",
     )
     gradient_checkpointing: bool = Field(
         default=False, description="compute each layer again for its gradient: less memory"

@@ -318,7 +318,7 @@ class StepTimer:
 def timed(
     timer: StepTimer, batches: Iterator[PackedBatch], num_steps: int
 ) -> Iterator[PackedBatch]:
-    """At most `num_steps` batches, each with the seconds that it was waited for."""
+    """Yields at most `num_steps` batches, each with the seconds that it was waited for."""
     for _ in range(num_steps):
         with timer("wait"):
             batch = next(batches, None)

@@ -85,7 +85,8 @@ class GuestLease:
 
 
 class GuestBroker:
-    """`at`: host, port, URL for guests from elsewhere, without which none come.
+    """Offers attempts to guests. `at`: host, port, URL for guests from elsewhere; without it none
+    come.
 
     Keys of guest leases are made of `secret`, so that the next incarnation still knows who had one.
     """

@@ -45,7 +45,9 @@ class HttpLimits:
 
 
 class ServerConnections:
-    """To the server at `url`; opens with the first call and belongs to its event loop."""
+    """Holds the connections to the server at `url`; opens with the first call and belongs to its
+    event loop.
+    """
 
     def __init__(self, url: str, api_key: str, limits: HttpLimits) -> None:
         self.url, self._api_key, self._limits = url, api_key, limits

@@ -205,7 +205,7 @@ class GrowingRun:
                 self.core.rollouts.hold(record, self.core.state.workers["init"], "init")
 
     def cancel(self, step: str, rollouts: int) -> None:
-        """So many; the store decides what has ended meanwhile."""
+        """Cancels so many rollouts; the store decides what has ended meanwhile."""
         run, before = self.run, self.run.counts["cancelled"]
         with self.meter(step, rollouts):
             self.core.cancel_run(run)

@@ -95,7 +95,7 @@ def worker_hours(name: str, call_ms: float, start_ms: float) -> Figure:
 
 
 async def _start_ms(kind: str, repeats: int) -> float:
-    """From the request for a cold sandbox to the answer of its first command."""
+    """Measures from the request for a cold sandbox to the answer of its first command."""
     spec, times_ms = SandboxSpec(tools=("bash",)), []
     async with spawned(kind) as (host, _):
         for number in range(repeats + 1):

@@ -219,7 +219,7 @@ class Client:
         return view
 
     def _send_groups(self, run: str, bodies: Iterator[Json], last: bool) -> list[Json]:
-        """In pieces, with `last` in the last one, which may be empty."""
+        """Sends groups in pieces, with `last` in the last one, which may be empty."""
         http, answers = self._http, list[Json]()
         chunk = list(islice(bodies, GROUPS_PER_REQUEST))
         if not chunk and not last:

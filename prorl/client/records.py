@@ -127,7 +127,7 @@ class Feed:
         self._advantages, self._wait_s, self._routing = advantages, wait_s, routed_experts
 
     def __iter__(self) -> Iterator[list[Record]]:
-        """Until the run ends; waits for what is not there yet."""
+        """Yields until the run ends; waits for groups that are not there yet."""
         with connect(self.url) as client:
             for batch in client.stream(
                 self.run,

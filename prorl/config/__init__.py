@@ -346,7 +346,7 @@ class ServiceConfig(StrictModel):
         " on other hosts only",
     )
     host: Literal["127.0.0.1", "localhost", "::1"] = Field(
-        default="127.0.0.1", description="where HTTP and Flight listen on this host"
+        default="127.0.0.1", description="address on which HTTP and Flight listen on this host"
     )
     http_port: int = Field(
         default=0, ge=0, le=65535, description="HTTP port on this host; 0 = any free one"
@@ -411,7 +411,7 @@ class ServiceConfig(StrictModel):
         default=600.0,
         ge=0,
         le=7 * 86400,
-        description="seconds that a node which shall leave may use to finish its rollouts",
+        description="seconds that a node that is asked to leave may go on with its rollouts",
     )
     sigterm_drain_s: float = Field(
         default=20.0,
@@ -546,7 +546,7 @@ class Sampling(StrictModel):
         default=_SAMPLING.temperature,
         ge=0.0,
         le=10.0,
-        description="temperature of the sampled answers",
+        description="temperature of the sampled answers; default 1",
     )
     top_p: float = Field(
         default=_SAMPLING.top_p,

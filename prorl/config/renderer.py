@@ -48,7 +48,9 @@ class RendererSpec(BaseModel):
     )
 
     def settled(self, model: str, created_at: float) -> RendererSpec:
-        """With the service's model, and the day (UTC) of the run's making, where none is said."""
+        """Fills in the service's model, and the day (UTC) on which the run is made, where none is
+        given.
+        """
         today = datetime.fromtimestamp(created_at, UTC).date().isoformat()
         return self.model_copy(update={"model": self.model or model, "date": self.date or today})
 

@@ -56,7 +56,8 @@ def hide() -> None:
 
 
 def fence() -> None:
-    """From here on signals reach this process and its own alone (Landlock, Linux 6.12).
+    """Confine signals: from here on they reach this process and its own alone (Landlock, Linux
+    6.12).
 
     The sandbox has one uid, so its runner's would not keep them off. Where the kernel cannot, a
     runner that is stopped or killed is a failure of the program all the same.

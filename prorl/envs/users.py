@@ -146,7 +146,7 @@ class _UnopenedEnv(BaseEnv):
         self.name = name
 
     def reference(self, task: Task) -> Any:
-        """To be awaited: `reference_of`."""
+        """Returns an awaitable, that of `reference_of`."""
         return self._opened_for_it(task)
 
     async def _opened_for_it(self, task: Task) -> Reference:
@@ -393,8 +393,8 @@ class UsersEnv(BaseEnv):
         await self._helpers.ask("verify", wall_s + SCORE_GRACE_S, None, wall_s, sandbox=sandbox)
 
     def reference(self, task: Task) -> Any:
-        """To be awaited: `reference_of`."""
-        return self._helpers.ask("reference", HOOK_S, Solution, again=True)
+        """Returns an awaitable, that of `reference_of`."""
+        return self._asking.ask("reference", HOOK_S, Solution, again=True)
 
 
 async def reference_of(env: Env, task: Task) -> Reference:

@@ -145,9 +145,7 @@ class ControlClient:
         self.emit(Leaving())
 
     async def wait(self) -> None:
-        """Wait until it is closed. Raises what a handler raised: somebody must wait, or a bug ends
-        as silence.
-        """
+        """Waits until it is closed; raises what a handler raised, so somebody must wait."""
         if self._keeping is not None:
             await asyncio.shield(self._keeping)
 

@@ -23,8 +23,8 @@ JOIN_BYTES = 256 << 10
 
 
 class Inbox:
-    """From a reader thread (or the other local end) to one coroutine; many arrivals cost one
-    wake-up.
+    """Carries rows from a reader thread (or the other local end) to one coroutine; many arrivals
+    cost one wake-up.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -88,7 +88,7 @@ class SizedBatch(NamedTuple):
 
 
 class Sender:
-    """From the loop (`put`) to a writer thread (`take`); `end` belongs to anyone."""
+    """Carries rows from the loop (`put`) to a writer thread (`take`); `end` belongs to anyone."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[SizedBatch | None] = SimpleQueue()

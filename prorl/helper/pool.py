@@ -48,7 +48,7 @@ class _Turn:
 
 
 class Helpers:
-    """At most `program.most` processes of a program; belongs to the loop that it is made on.
+    """Runs at most `program.most` processes of a program; belongs to the loop that it is made on.
 
     Questions wait in one queue. The first starts a process; a further one is started once the
     oldest question has waited for longer than a start takes: an answer usually takes a millisecond,

@@ -197,7 +197,7 @@ class Caller(NamedTuple):
 
     @classmethod
     def of(cls, identity: str) -> Caller:
-        """From what a certificate says first: a server's name, else the subject's.
+        """Reads the name that a certificate states first: a server's name, else the subject's.
 
         >>> Caller.of("n7.node.prorl") == Caller.of("node:n7")
         True
@@ -311,7 +311,7 @@ class NodeKey:
         return builder.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM).decode()
 
     def credentials(self, certificate: str, authority: str) -> Credentials:
-        """With what the authority made of the request."""
+        """Returns the credentials with the certificate that the authority made of the request."""
         return Credentials(
             role="node", authority=authority, certificate=certificate, key=_pem(self._key)
         )

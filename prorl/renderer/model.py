@@ -374,7 +374,9 @@ class TemplateRenderer:
         return written + (closing or family.stops[0])
 
     def last_end(self, written: str) -> int:
-        """Behind which place in what the template writes a turn's own end stands; 0 for none."""
+        """Returns the place in the template's text behind which a turn's own end stands; 0 for
+        none.
+        """
         ends = [match.end() for match in self.ends.finditer(written)]
         return (ends[-1] if self.family.any_end_closes else ends[0]) if ends else 0
 

@@ -287,7 +287,7 @@ class ConnectedSandbox:
         )
 
     async def _check_fence(self, answer: dict[str, Any], call: CallId) -> None:
-        """Only who takes an attempt over can hear that a call has come before."""
+        """Raises for a call that has come before, which only a worker that takes over can hear."""
         if answer.get("fenced") is True:
             raise SandboxError(FailureCode.SANDBOX_LOST, "a later worker of the attempt has it")
         if answer.get("unknown") is not True:

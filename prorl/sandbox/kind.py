@@ -79,8 +79,8 @@ CONFINED_BY_NAMESPACES = (
 
 
 def room() -> int:
-    """For how many sandboxes the kernel has terminals: without a bound on theirs, one that fills
-    its own takes a terminal from an innocent neighbour.
+    """Returns for how many sandboxes the kernel has terminals: without a bound on theirs, one that
+    fills its own takes a terminal from an innocent neighbour.
     """
     return max(1, (_terminals("max") - _terminals("reserve")) // MAX_PTYS)
 

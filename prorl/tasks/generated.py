@@ -345,7 +345,7 @@ class Function(NamedTuple):
         return 2 if "b" in self.right else 1
 
     def line(self, expression: str, letters: str) -> str:
-        """Without its `def`.
+        """Returns the line without its `def`.
 
         >>> Function("area", "a*b", ()).line("a*b", "xy")
         'area(x,y): return x*y'

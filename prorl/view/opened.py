@@ -126,7 +126,7 @@ class Question(NamedTuple):
 
     @property
     def condition(self) -> str:
-        """In SQL; a comment in the filter cannot swallow what follows it."""
+        """Returns the filter as SQL; a comment in it cannot swallow what follows it."""
         parts = [f"(\n{self.where}\n)"] if self.where.strip() else []
         parts += [
             HAS_WORD.format(word=word, place=place) for place, word in enumerate(self.quoted_words)

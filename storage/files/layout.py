@@ -335,7 +335,7 @@ class RunDir:
 
     @contextmanager
     def locked(self, folder: str, *, wait: bool) -> Iterator[None]:
-        """No other process of this host has the folder meanwhile, by `flock`. In an object store
+        """Locks the folder against other processes of this host, by `flock`. In an object store
         conditional puts decide who comes first. Raises BlockingIOError when somebody has it and we
         shall not `wait`.
         """

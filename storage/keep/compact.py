@@ -203,7 +203,7 @@ def _is_pack(path: str) -> bool:
 
 @contextmanager
 def alone(run: RunDir) -> Iterator[None]:
-    """Keep other compactions of this run away on this host; for other hosts see `SPENT_S`."""
+    """Locks out other compactions of this run on this host; elsewhere see `SPENT_S`."""
     try:
         with run.locked(COMMITS, wait=False):
             yield
@@ -314,7 +314,9 @@ def remove_dead(run: RunDir) -> list[str]:
 
 
 def _stray(run: RunDir, clock: Callable[[], float]) -> float:
-    """Until when a file was written whose compaction is dead, while we are alone on this host."""
+    """Returns until when a file was written whose compaction is dead, while we are alone on this
+    host.
+    """
     return math.inf if run.local else clock() - SPENT_S * 2
 
 

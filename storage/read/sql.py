@@ -43,8 +43,8 @@ def _error_text(error: duckdb.Error) -> str:
 
 
 def _text(statement: duckdb.Statement) -> str:
-    """Without its semicolon and what follows it, a comment say: that would end up inside of ours.
-    Places are bytes.
+    """Removes the semicolon and what follows it, such as a comment, which would end up inside of
+    our SQL. Places are bytes.
     """
     text = str(statement.query)
     data = text.encode()

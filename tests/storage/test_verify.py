@@ -51,7 +51,9 @@ def test_a_file_that_is_there_and_cannot_be_read_is_not_called_missing(run: RunD
     part = path(run, "turns", "part-0001.parquet")
     part.unlink()
     part.mkdir()
-    problems = [finding.problem for finding in verify(run.root) if finding.where.startswith("turns/")]
+    problems = [
+        finding.problem for finding in verify(run.root) if finding.where.startswith("turns/")
+    ]
     assert len(problems) == 1
     assert problems[0].startswith("cannot be read: [Errno 21]")
 

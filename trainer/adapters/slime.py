@@ -92,7 +92,7 @@ class FeedGroups:
         raise UserError("groups given back to a run", "none: the service decides what is repeated")
 
     def save(self, rollout_id: int) -> None:
-        """Beside slime's own state of this step; what it says is then committed."""
+        """Saves the cursor beside slime's own state of this step; it is then committed."""
         path = self._path(self._args.save, rollout_id)
         path.parent.mkdir(parents=True, exist_ok=True)
         temp = path.with_suffix(".writing")

@@ -461,7 +461,8 @@ def is_edited(reply: Message, sent: Message) -> bool:
 
 
 def join_system(messages: Sequence[Message]) -> list[Message]:
-    """For templates with one system message, first: leading ones joined, later ones as a user's.
+    """Fits templates that take one system message, in first place: joins leading ones, later ones
+    as a user's.
 
     One that came later never moves to the front, which would change the past.
     """

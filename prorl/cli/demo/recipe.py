@@ -38,7 +38,7 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
-    seed: int = Field(default=0, ge=0, description="of tasks, sampling and training")
+    seed: int = Field(default=0, ge=0, description="seed of tasks, sampling and training")
     model: str = Field(
         default="",
         description="checkpoint to start from; empty = the toy that ships with the package",

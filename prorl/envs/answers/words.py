@@ -100,7 +100,7 @@ def strip_markup(text: str) -> str:
 
 
 def _untrailed(text: str) -> str:
-    """Without the full stop behind it; the dots of `0.333...` stay."""
+    """Removes the full stop behind it; the dots of `0.333...` stay."""
     text = text.replace("\\text{}", " ").rstrip(" ,;:。")
     return text if text.endswith("...") else text.rstrip(" .,;:。\\")
 

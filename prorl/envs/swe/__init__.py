@@ -81,7 +81,7 @@ class SweEnv(BaseEnv):
         )
 
     def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
-        """With packages of its own in every case: what this host has installed decides nothing."""
+        """Gives it packages of its own in every case: what this host has installed decides nothing."""
         spec = super().sandbox(task, stage)
         if spec is None or spec.image or spec.requirements:
             return spec

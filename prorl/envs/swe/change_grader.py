@@ -372,12 +372,12 @@ def _digest(content: Task | bytes) -> str:
 
 
 def shuffled(turns: list[int]) -> list[int]:
-    """In an order that nobody can know."""
+    """Returns them in an order that nobody can know."""
     return secrets.SystemRandom().sample(turns, len(turns))
 
 
 def _of_tests(tested: Tested, tests: Sequence[str] | None) -> Tested:
-    """Without what passed although nothing of it was altered."""
+    """Leaves out tests that passed although nothing of them was altered."""
     if tests is None:
         return tested
     names = frozenset(tests)

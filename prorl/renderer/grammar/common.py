@@ -202,5 +202,5 @@ def clean(text: str) -> str:
 
 
 def strip_newline(text: str) -> str:
-    """Without the one newline that frames a value at each end."""
+    """Removes the one newline that frames a value at each end."""
     return text.removeprefix("\n").removesuffix("\n")

@@ -82,7 +82,9 @@ def _is_foreign(path: str, device: int, never: str, missed: list[str]) -> bool:
 
 
 def tidy(tree: str) -> None:
-    """No devices, sockets or pipes; all of it ours; folders that we can list and clear."""
+    """Removes devices, sockets and pipes, and makes all of it ours, with folders that we can list
+    and clear.
+    """
     os.chown(tree, os.getuid(), os.getgid())
     os.chmod(tree, 0o755)
     for path, about in entries(tree):

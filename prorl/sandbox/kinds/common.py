@@ -99,8 +99,8 @@ def is_hidden(layer: str = "") -> bool:
 
 
 def show_interpreter(others: Sequence[tuple[str, int]] = ()) -> None:
-    """In the caller's private mount namespace: cover closed homes, put the interpreter and `others`
-    back at their own paths.
+    """Prepare the caller's private mount namespace: cover closed homes, put the interpreter and
+    `others` back at their own paths.
 
     `others`: paths with a clone of their mount each; those outside closed homes are covered by
     their clone.
@@ -119,7 +119,7 @@ def show_interpreter(others: Sequence[tuple[str, int]] = ()) -> None:
 
 
 def show_stack(launch: Launch, clones: Sequence[int], folder: str, above: str = "") -> None:
-    """In the caller's private mount namespace: mount a stack of folders at `folder`/image.
+    """Mount a stack of folders at `folder`/image, in the caller's private mount namespace.
 
     `clones`: a detached mount of each; without, they are bound. `above`: a folder of the sandbox's
     that takes what is written.

@@ -64,7 +64,7 @@ Start = Callable[[Launch], NoReturn]
 
 
 class Mount(NamedTuple):
-    """To be mounted in the sandbox's own mount namespace: a tmpfs, or a file over another."""
+    """A mount for the sandbox's own mount namespace: a tmpfs, or a file over another."""
 
     target: str
     source: str = "tmpfs"

@@ -196,7 +196,7 @@ def remove_remains(note: Note, trash: Path) -> None:
 
 
 async def _wait_exit(pid: int, ticks: int) -> None:
-    """Until the process has ended; checked each 5 ms, since it is nobody's child here."""
+    """Waits until the process has ended; checks each 5 ms, since it is nobody's child here."""
     for _ in range(int(EXIT_S / 0.005)):
         if start_ticks(pid) != ticks:
             return

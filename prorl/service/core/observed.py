@@ -90,7 +90,7 @@ class StepUtilization:
         self.calls = self.calls.plus(calls)
 
     def hand_out(self, groups: int, now: float) -> None:
-        """So many groups were handed out."""
+        """Notes that so many groups were handed out."""
         self.handed.extend([now] * groups)
 
     def waste(self, rollouts: int) -> None:

@@ -428,12 +428,12 @@ class Rollouts(CorePart):
             self._changes.mark_rollout(record)
 
     def note_unplaced(self, record: RolloutRecord) -> None:
-        """Note that no node that is there has what the queued rollout needs."""
+        """Notes that no present node has what the queued rollout needs."""
         if record.unplaced_at is None:
             record.unplaced_at = self._clock()
 
     def note_placeable(self, record: RolloutRecord) -> None:
-        """Note that a node has what the queued rollout needs."""
+        """Notes that some node has what the queued rollout needs."""
         record.unplaced_at = None
 
     # ---- what workers say

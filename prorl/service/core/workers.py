@@ -259,7 +259,7 @@ class Workers(CorePart):
         return before
 
     def leaves(self, worker: WorkerRecord) -> None:
-        """From here on the worker gives up what it has in order."""
+        """Notes that the worker gives up what it has in order from here on."""
         worker.status.leaving = True
 
     def drain(self, node: str, deadline_s: float | None) -> list[WorkerRecord]:

@@ -27,7 +27,7 @@ class Expected(StrictModel):
     logprobs: tuple[float, ...] = Field(
         min_length=1, max_length=4096, description="theirs, at temperature 1"
     )
-    tolerance: float = Field(default=0.1, gt=0, description="of the median difference")
+    tolerance: float = Field(default=0.1, gt=0, description="limit of the median difference")
 
     @model_validator(mode="after")
     def _pairs(self) -> Self:

@@ -74,7 +74,7 @@ class Python:
         os._exit(0)
 
     def _serve(self, control: socket.socket) -> None:
-        """In the child: execute cells until the server is gone."""
+        """Execute cells in the child until the server is gone."""
         if self._layer:
             sys.path[:] = [path for path in sys.path if path not in self._packages]
         show_layer(self._layer)
@@ -205,7 +205,7 @@ class Python:
 def become_child(
     control: socket.socket, output: int, env: dict[str, str], cwd: str, keep: int
 ) -> socket.socket:
-    """In a forked child: a new session, its outputs, and `control` as descriptor 3.
+    """Prepare a forked child: a new session, its outputs, and `control` as descriptor 3.
 
     Every other descriptor but `keep` is closed.
     """
@@ -231,7 +231,7 @@ def become_child(
 
 
 def show_layer(layer: str) -> list[str]:
-    """In the child: find the task's packages as the layer's own interpreter does, which bash has.
+    """Have the child find the task's packages as the layer's own interpreter does, which bash has.
 
     Returns what it put behind `sys.path`.
     """
@@ -246,7 +246,7 @@ def show_layer(layer: str) -> list[str]:
 
 
 def serve_cells(control: socket.socket, run: Callable[[Any], int]) -> None:
-    """In the child: run cells (JSON, one a line) and tell their exit codes; end with the server."""
+    """Run cells (JSON, one a line) in the child and tell their exit codes; end with the server."""
     # at hand before the agent can change it
     lines, pid, loads = control.makefile("rb"), os.getpid(), json.loads
     while True:
