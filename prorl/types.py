@@ -106,7 +106,7 @@ class Task:
     env: str
     """Name of the env that runs and scores it, e.g. `math`, `code`."""
     prompt: str
-    """The question to the policy."""
+    """The instruction to the policy."""
     data: Mapping[str, Json] = field(default_factory=dict)
     """Reference answer, tests, entry point ... JSON values only."""
     data_source: str = ""

@@ -65,7 +65,7 @@ class AttemptContext:
     records.
     """
     guest_broker: GuestBroker = field(default_factory=GuestBroker)
-    """The place where guests take their turns, and those of other hosts their work."""
+    """The broker through which guests take their turns, and those of other hosts their work."""
     renderer_spec: str = ""
     """The spec from which another process makes the same renderer; empty where none can."""
     routed_experts: bool = False

@@ -32,7 +32,7 @@ class PublishedVersion(TypedDict):
     run_id: str
     version: int
     failed: Mapping[str, str]
-    """The reasons, by backend."""
+    """The reason of each failure, by backend."""
     pending: bool
     """Backends still load them."""
     verified: bool
@@ -59,7 +59,7 @@ class BackendList(TypedDict):
 
 class FailedBackends(TypedDict):
     failed: Mapping[str, str]
-    """The reasons, by backend."""
+    """The reason of each failure, by backend."""
 
 
 class BackendStateReply(TypedDict):
