@@ -58,7 +58,7 @@ def test_the_help_of_a_command_has_its_examples(capsys: pytest.CaptureFixture[st
         (["eval", "--tasks", "arith:heldout", "--policy", "toy", "--n", "0"], "expected 1 or more"),
         (["gc", "--grace-s", "-1"], "--grace-s -1; expected 0 or more"),
         (["gc", "--root", "nowhere"], "no folder nowhere: expected the root of runs"),
-        (["show", "--best"], "a rollout of no run"),
+        (["show", "--best"], "an option that chooses a rollout, without a run"),
         (["sql"], "no RUN; see `prorl sql --help`"),
         (["run", "--tasks"], "`--tasks` stands alone; expected a value after it"),
         (["serve", "--port", "many"], "--port 'many'; expected a whole number"),

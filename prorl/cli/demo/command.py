@@ -74,7 +74,7 @@ def demo(
 ) -> int:
     """A tiny policy learns to use tools in two and a half minutes on two cores.
 
-    Held-out reward before, DAPO training, held-out reward after.
+    Measures the held-out reward, trains with DAPO, and measures it again.
 
     Parameters
     ----------

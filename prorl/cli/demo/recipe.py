@@ -66,13 +66,13 @@ class Recipe(BaseModel):
         gt=0,
         description="limit of the wall time; training ends early to keep it",
     )
-    steps: int = Field(default=12, ge=1)
-    groups_per_step: int = Field(default=16, ge=1)
+    steps: int = Field(default=12, ge=1, description="training steps")
+    groups_per_step: int = Field(default=16, ge=1, description="groups of a training step")
     n: Annotated[int, Parameter(name=["--n", "-n"])] = Field(
         default=8, ge=2, description="rollouts a group"
     )
-    learning_rate: float = Field(default=6e-4, gt=0)
-    minibatches: int = Field(default=2, ge=1)
+    learning_rate: float = Field(default=6e-4, gt=0, description="learning rate of AdamW")
+    minibatches: int = Field(default=2, ge=1, description="optimizer steps of a training step")
     steps_ahead: int = Field(
         default=1, ge=0, le=1, description="1: sample the next step while this one trains"
     )
