@@ -85,7 +85,7 @@ def test_the_help_of_a_command_has_its_examples(capsys: pytest.CaptureFixture[st
         (["status", "--watch", "0"], "--watch 0; expected 0.1 to 3600 seconds"),
         (["demo", "--resume"], "nothing to resume in"),
         (["demo", "--control", "nonsense"], "control"),
-        (["demo", "--trainer", "trl", "--control", "shuffled-rewards"], "the demo's own trainer"),
+        (["demo", "--trainer", "trl", "--control", "shuffled-rewards"], "expected --trainer own"),
         pytest.param(
             *(["demo", "--trainer", "trl"], "trl not installed; expected the package of --trainer"),
             marks=pytest.mark.skipif(find_spec("trl") is not None, reason="TRL is installed here"),
