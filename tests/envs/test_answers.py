@@ -166,7 +166,7 @@ def test_congruences(reference: str, answer: str, right: bool) -> None:
 
 def test_a_bare_answer_is_read_whole() -> None:
     """Each reference of the tables as a reply without a mark: alone, and on the last line."""
-    grade = prepare("rules")
+    ask = prepare("rules")
     lines = (
         line for name in TABLES for line in (Path(__file__).parent / name).read_text().splitlines()
     )
@@ -175,7 +175,7 @@ def test_a_bare_answer_is_read_whole() -> None:
     assert len(readable) > 100
     for reference in readable:
         for answer in (reference, f"{reference}.", f"${reference}$", f"So I find:\n\n{reference}"):
-            verdict, *_ = grade(("math", reference, answer, ""))
+            verdict, *_ = ask(("math", reference, answer, ""))
             assert verdict is True, answer
 
 
