@@ -94,18 +94,25 @@ class BuildConfig(StrictModel):
 
     bases: dict[str, str] = Field(
         default_factory=dict,
-        description="{REFERENCE: IMAGE}: image to use where FROM names the reference",
+        description="for each reference of a FROM line (key) the image that is used instead",
     )
     env: dict[str, str] = Field(
-        default_factory=dict, description="environment variables of RUN; not in the image"
+        default_factory=dict,
+        description="variables of RUN lines during the build; they are not in the image",
     )
     args: dict[str, str] = Field(default_factory=dict, description="build arguments")
     files: dict[str, str] = Field(
         default_factory=dict,
-        description="{PATH_HERE: PATH_IN_RUN}: CA files, pip.conf; not in the image",
+        description="files of this host (keys) and their paths in the build (values): CA files,"
+        " pip.conf; they are not in the image",
     )
     secrets: dict[str, str] = Field(
-        default_factory=dict, description="{ID: FILE_HERE} for RUN --mount=type=secret,id=ID"
+        default_factory=dict,
+        description="files of this host, by the id that RUN --mount=type=secret names",
+    )
+    store: str = Field(
+        default="",
+        description="folder or URL by which nodes share what is built: one builds, others fetch",
     )
 
 
@@ -114,7 +121,7 @@ class NetworkConfig(StrictModel):
 
     mode: Literal["no-network", "allowlist", "public"] = Field(
         default="no-network",
-        description="upper limit of a task's network_mode; `public` is any public host",
+        description="the most that a task may ask for as network_mode; `public` is any public host",
     )
     allowed_hosts: tuple[str, ...] = Field(
         default=(), description="with mode `allowlist`: hosts that tasks may reach, NAME or *.NAME"
@@ -130,8 +137,9 @@ class NetworkConfig(StrictModel):
     )
     files: dict[str, str] = Field(
         default_factory=dict,
-        description="{PATH_HERE: PATH_IN_SANDBOX} for sandboxes with a network: CA files, pip.conf,"
-        " apt's sources, .npmrc; read-only; they hide what the image has there",
+        description="files of this node (keys) and their paths in sandboxes with a network"
+        " (values): CA files, pip.conf, apt's sources, .npmrc; read-only, instead of"
+        " what an image has there",
     )
     upstream: str = Field(
         default="",
@@ -140,13 +148,13 @@ class NetworkConfig(StrictModel):
     )
     upstream_resolves: bool = Field(
         default=False,
-        description="upstream gets names, resolves them, and must refuse private addresses;"
-        " otherwise it gets addresses that were checked here",
+        description="true = `upstream` gets host names, resolves them itself and must refuse"
+        " private addresses; false = it gets addresses that were checked here",
     )
     closed_hosts: tuple[str, ...] = Field(
         default=(),
-        description="HOST or HOST:PORT that no sandbox may reach, besides addresses that are not"
-        " public, model servers and the gateway",
+        description="HOST or HOST:PORT that no sandbox may reach, in addition to private addresses,"
+        " model servers and the gateway",
     )
 
     @field_validator("allowed_hosts")
@@ -367,15 +375,17 @@ class ServiceConfig(StrictModel):
         ge=0,
         le=65535,
         description=(
-            "port of RUN where guests from elsewhere lease rollouts, 0: none; on this host,"
-            " with `listen` at its address over TLS; further RUN workers have the ports above it"
+            "port at which guests from elsewhere lease rollouts (docs/guests.md); 0 = none."
+            " It is open to this host, or with `listen` at that address over TLS; further"
+            " RUN workers use the next ports"
         ),
     )
     certificate_days: float = Field(
         default=90,
         gt=0,
         le=3650,
-        description="lifetime of the service's own certificate and of nodes': both renew theirs",
+        description="days that a certificate of the service or of a node is valid; both renew"
+        " theirs",
     )
     gateway: str = Field(
         default="",
@@ -411,7 +421,7 @@ class ServiceConfig(StrictModel):
         default=600.0,
         ge=0,
         le=7 * 86400,
-        description="seconds that a node that is asked to leave may go on with its rollouts",
+        description="seconds that a node which shall leave may use to finish its rollouts",
     )
     sigterm_drain_s: float = Field(
         default=20.0,
@@ -546,7 +556,7 @@ class Sampling(StrictModel):
         default=_SAMPLING.temperature,
         ge=0.0,
         le=10.0,
-        description="temperature of the sampled answers; default 1",
+        description="temperature of the sampled answers",
     )
     top_p: float = Field(
         default=_SAMPLING.top_p,
@@ -640,7 +650,8 @@ class Limits(StrictModel):
         default=_LIMITS.artifact_mb,
         ge=0,
         le=256,
-        description="packed changes that cross to Harbor's tests; more is graded where it lies",
+        description="size up to which a change is copied into a fresh sandbox for Harbor's tests; a"
+        " larger one is tested in the agent's own sandbox",
     )
 
     def limits(self) -> RolloutLimits:

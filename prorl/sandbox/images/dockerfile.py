@@ -30,8 +30,16 @@ from prorl.sandbox.images.tree import digest_of
 
 DOCKERFILES = ("environment/Dockerfile", "Dockerfile")
 """The places in a task's or a build's folder."""
-_FROM = re.compile(r"(?im)^([^\S\n]*FROM[^\S\n]+(?:--\S+[^\S\n]+)*)(\S+)(.*)$")
-_COPY_FROM = re.compile(r"(?im)^([^\S\n]*COPY[^\S\n]+(?:--\S+[^\S\n]+)*?--from=)(\S+)")
+STORE_VARIABLES = ("AWS_", "FSSPEC_", "GOOGLE_", "AZURE_")
+"""The beginnings of the variables by which a store is reached: no build sees them."""
+_FROM = re.compile(r"(?i)(\s*FROM\s+(?:--\S+\s+)*)(\S+)(?:\s+AS\s+(\S+))?")
+_COPY_FROM = re.compile(r"(?i)(\s*COPY\s+(?:--\S+\s+)*?--from=)(\S+)")
+_ARG = re.compile(r"(?i)\s*ARG\s")
+_ARGUMENT = re.compile(r"(\w+)=(\"[^\"]*\"|'[^']*'|\S*)")
+_REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
+_ESCAPE = re.compile(r"(?i)(?:#[^\n]*\n)*?#\s*escape\s*=\s*(\S)")
+_HEREDOC = re.compile(r"<<-?([\"']?)(\w+)\1")
+_TAKES_TEXTS = re.compile(r"(?i)(?:RUN|COPY|ADD)\s")
 
 
 def program() -> str:

@@ -225,6 +225,10 @@ class Archive:
         self._path, self._tag = path, tag
 
     def manifest(self) -> Manifest:
+        return self.read()[0]
+
+    def read(self) -> tuple[Manifest, bytes]:
+        """The manifest, and the configuration as it stands in the archive. Raises UserError."""
         source = f"docker-archive:{self._path}"
         try:
             with tarfile.open(self._path) as archive:
@@ -239,7 +243,7 @@ class Archive:
                 sizes = [(name, archive.getmember(name).size) for name in entries[0]["Layers"]]
         except (OSError, ValueError, KeyError, TypeError, tarfile.TarError) as error:
             raise UserError(f"{source}: {error!r}", "what `docker save` wrote") from None
-        return described(config, f"sha256:{hashlib.sha256(config).hexdigest()}", sizes)
+        return described(config, f"sha256:{hashlib.sha256(config).hexdigest()}", sizes), config
 
     def blob(self, layer: Layer, path: Path, tell: Tell) -> None:
         """Its digest is a name here; `diff_id` tells whether it is what it should be."""

@@ -222,7 +222,7 @@ class SharedImage:
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
+def _explained(label: str) -> Iterator[None]:
     """Raises ImageStoreError for what a file system raises; AWS's client has errors of its own."""
     boto: Any = sys.modules.get("botocore.exceptions")
     failures = (OSError, ValueError, ImportError, *((boto.BotoCoreError,) if boto else ()))
@@ -231,4 +231,4 @@ def _explained(what: str) -> Iterator[None]:
     except ProrlError:
         raise
     except failures as error:
-        raise ImageStoreError(f"{what}: {error}") from error
+        raise ImageStoreError(f"{label}: {error}") from error

@@ -18,6 +18,20 @@ COMPOSE = "docker-compose.yaml"
 """The only name by which Harbor reads services; `docker-compose.yml` is a file like any other."""
 
 
+_VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+_NO_PATH = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+def check_path(folder: Path) -> None:
+    """Raise TaskError for a folder whose path fits into no task: its JSON is UTF-8, and a line of
+    a message is one line.
+    """
+    if _NO_PATH.search(str(folder)):
+        raise TaskError(
+            "its path has a control character, or is not UTF-8", "a path of plain text", "rename it"
+        )
+
+
 def unsupported(feature: str, expected: str) -> TaskError:
     return TaskError(
         f"{feature}: not supported", expected, "leave the task out with --skip-invalid"
