@@ -62,4 +62,4 @@ def test_losing_rows_are_printed_and_empty_columns_are_not(
     assert "0.4..0.9" in rows[0]
     assert "start_ms: rival is not installed" in rows
     show(Report(bench="b", rows=(median("handoff_p50_ms.lease", [0.5], "ms"),)))
-    assert capsys.readouterr().out.splitlines()[0] == "what\tvalue\tunit"
+    assert capsys.readouterr().out.splitlines()[0] == "name\tvalue\tunit"
