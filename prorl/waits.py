@@ -429,7 +429,7 @@ SANDBOXES = (
     Wait(
         "image.claim_beat",
         10.0,
-        "nodes with a store of images: a sign of life of the node that builds one",
+        "nodes with a store of images: a heartbeat of the node that builds one",
         "nothing; `image.claim` counts",
         "A request to the store each time.",
     ),

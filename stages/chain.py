@@ -115,8 +115,8 @@ class Chain:
         await self._stack.aclose()
 
     async def _end_control(self) -> None:
-        """Give back what is still in hand, so that the gateway waits for no next life of ours, and
-        close the control stream.
+        """Give back what is still in hand, so that the gateway waits for no next incarnation of
+        ours, and close the control stream.
         """
         for name, stage in self.stages.items():
             for key in stage.stage.in_hand():
@@ -153,8 +153,9 @@ class Chain:
                 self.leave(row.read(Drain).deadline_s)
 
     def _resume(self, welcome: Welcome) -> None:
-        """Go on with what the gateway says that we have; whatever else an earlier incarnation of
-        this process has started ends.
+        """Go on with the attempts that the gateway's `welcome` leaves to us, those adopted from an
+        earlier incarnation included. Sandboxes of an earlier incarnation that belong to no such
+        attempt end.
         """
         resumed = [row for stage in self.stages.values() for row in stage.resume(welcome)]
         kept = {owner_of(row.key): read_sandbox(row.row).sandbox_id for row in resumed}
@@ -168,8 +169,8 @@ class Chain:
             log.warning("cannot end the sandboxes of an earlier incarnation: %s", error)
 
     def _may_begin(self) -> bool:
-        """Returns whether nothing that RUN has finished waits for too long; measured by the late
-        stages here.
+        """Returns whether INIT may begin a rollout: no row that RUN has finished waits too long for
+        its score and its commit, as far as the stages of this process know.
 
         A few late rows are a slow grader's; more than RUN has slots are a loop, or a store, that
         does not keep up.

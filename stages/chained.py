@@ -202,8 +202,8 @@ class ChainedStage:
             self.stage.cancel(row.key)
 
     def resume(self, welcome: Welcome) -> list[ReceivedRow]:
-        """The gateway knows us: stop what it refuses, go on with what it grants of an earlier
-        incarnation, which is returned, and take rows.
+        """Begin a session with the gateway: stop the attempts that it refuses, go on with those of
+        an earlier incarnation that it adopts here, and take rows. Returns the adopted rows.
         """
         for key in welcome.refused:
             self.stage.cancel(key)

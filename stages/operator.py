@@ -190,13 +190,13 @@ class StageOperator:
         return await open_env(self._get_env, task, within_s)
 
     async def open(self) -> None:
-        """Prepare before the first row, and find what the last life of the worker left."""
+        """Prepare before the first row, and find what the last incarnation of the worker left."""
 
     def received(self, row: Row) -> None:
         """Note a row that has come, before its sender or the gateway learns that it has."""
 
     def claims(self) -> Iterable[Claim]:
-        """Attempts of the worker's last incarnation, with which it can go on."""
+        """Returns the attempts of the worker's last incarnation with which this one can go on."""
         return ()
 
     def adopted(self, claims: Iterable[Claim]) -> Iterable[ReceivedRow]:

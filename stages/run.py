@@ -158,8 +158,8 @@ class RunOperator(StageOperator):
         return self._guest_broker.waits_for
 
     async def __call__(self, row: Row) -> Added:
-        """Play one attempt, from where an earlier life left it. Raises RolloutError when it cannot
-        begin; what happens later is in the row.
+        """Play one attempt, from where an earlier worker left it. Raises RolloutError when it
+        cannot begin; what happens later is in the row.
         """
         began = self._clock()
         ready = read_ready(row)
@@ -226,7 +226,9 @@ class RunOperator(StageOperator):
     # ---- the journal
 
     async def open(self) -> None:
-        """Let guests in; read what the last incarnation left, but where its sandbox is gone."""
+        """Let guests in, and read the journals of the last incarnation. An attempt whose sandbox is
+        gone is not claimed.
+        """
         if self._guest_broker.at is not None:
             from prorl.agents.guest_broker_server import serving  # it brings aiohttp
 
@@ -260,7 +262,7 @@ class RunOperator(StageOperator):
         return [Claim(*attempt.key, attempt.resumes) for attempt in self._recovered.values()]
 
     def adopted(self, claims: Iterable[Claim]) -> Iterable[ReceivedRow]:
-        """Rows to go on with; of the others the journals go."""
+        """Returns the rows to go on with, and removes the journals of those that are not ours."""
         resumes = {claim.key: claim.resumes for claim in claims}
         recovered, self._recovered = self._recovered, {}
         rows = []

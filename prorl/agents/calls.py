@@ -1,10 +1,11 @@
 """Tool calls of an attempt and the env's own turns: run once each, whatever becomes of the worker.
 
-When a worker dies in the middle of a call, the next life finds no answer of it in the journal and
-makes it again (`_once`), which is safe where the call runs in the sandbox: it has an id, by which
-the sandbox knows it and gives the result that it had. A call that acts outside the sandbox is made
-again only if the env says that it may be (`DeclaresRepeatableTools`); else the policy is told that
-it may have run, or the attempt fails, as the run wants it (`on_lost_tool_call`).
+When a worker dies in the middle of a call, the next incarnation finds no answer of it in the
+journal and makes it again (`_once`), which is safe where the call runs in the sandbox: it has an
+id, by which the sandbox knows it and gives the result that it had. A call that acts outside the
+sandbox is made again only if the env says that it may be (`DeclaresRepeatableTools`); else the
+policy is told that it may have run, or the attempt fails, as the run wants it
+(`on_lost_tool_call`).
 
 An env's turn (`prorl.protocols.Responds`) is recorded with the state that it left, and is asked for
 again, from the state before it, where the worker died before that.
@@ -109,7 +110,7 @@ class ToolCalls:
         self._context.deadline.check(FailureCode.DEADLINE, action)
 
     def _write(self, turn: int, number: int, text: str | None, tool_s: float) -> None:
-        """Write down what was said, and the state that the env is in, where it has changed."""
+        """Record an answer in the journal, and the env's state where it has changed."""
         before, after = self.state.committed, self.state.text
         self.state.committed = after
         self._journal.tell(

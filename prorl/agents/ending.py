@@ -138,7 +138,8 @@ async def _finish(
 async def _artifact(
     context: AttemptContext, record: AttemptRecord, end: End
 ) -> tuple[End, bytes | None]:
-    """The artifact that the env wants EVAL to grade; None: EVAL goes to where it lies.
+    """Returns the artifact that the env wants EVAL to grade, and how the attempt ends. None: it is
+    too large, and EVAL grades it in the agent's own sandbox.
 
     Where the sandbox cannot give the artifact any more, a good end becomes that failure, and a bad
     end stays.

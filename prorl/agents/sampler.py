@@ -99,7 +99,7 @@ class Sampler:
                 self.record.llm_s += llm_s
 
     def _take(self, sequence: SequenceRecord, call: RecordedCall) -> Completion:
-        """A model call that an earlier worker of the attempt has recorded."""
+        """Append a model call that an earlier worker of the attempt has recorded."""
         completion, prompt_tokens = call.completion, len(sequence)
         sequence.sampled(completion, call.turn, call.temperature)
         self.record.turn(

@@ -27,8 +27,8 @@ from prorl.storage.files.runs import is_run
 from prorl.storage.read.catalog import StoredRun
 
 LOOK_S = 0.1
-"""The seconds for which a service that does not answer is looked for: it has gone, and the run with
-it.
+"""How long a service that does not answer is looked for: it has gone, and the run with it. Also
+between two looks for a directory that is not there yet.
 """
 
 

@@ -131,7 +131,7 @@ class GrowingRun:
         with self.meter("transaction", items):
             self.log.write_now(batch.writes)
         with self.meter("changes", 0):
-            self.core.durable(batch)
+            self.core.note_durable(batch)
 
     def accept(self, rollouts: int) -> None:
         run, missing = self.run, rollouts // N

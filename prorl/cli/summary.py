@@ -75,6 +75,7 @@ def summarise(directory: str | Path) -> dict[str, Json]:
         **totals,
         "states": {row["status"]: row["n"] for row in states},
         "failures": failures,
+        "retried": retried,
         "timings": {row.pop("stage"): row for row in timings},
         "groups_decided": decisions,
         "bytes": sum(file.bytes for commit in stored.commits for file in commit.files),
@@ -101,6 +102,11 @@ def lines(summary: dict[str, Json]) -> Iterator[str]:
     for row in summary["failures"]:
         failure = f"{row['failure_class']}/{row['failure_code']} {row['n']:,}"
         yield f"  failure   {failure}: {shortened(clean(row['example']), 300)}"
+    for row in summary["retried"]:
+        failure = f"{row['failure_class']}/{row['failure_code']} {row['n']:,}"
+        root = root_option(Path(summary["directory"]).parent)
+        example = f"prorl show {summary['run']} --rollout {row['first_rollout']}{root}"
+        yield f"  retried   {failure}: `{example}` says why and where"
     # Rollouts whose policy was not done when a budget ended.
     for many, settings in (
         (summary["cut_by_tokens"], "sampling.max_tokens, limits.max_tokens"),

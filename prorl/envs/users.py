@@ -376,7 +376,7 @@ class UsersEnv(BaseEnv):
         self, task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
         wall_s = deadline.remaining_s
-        score: Score = await self._asking.ask(
+        score: Score = await self._helpers.ask(
             "score",
             wall_s + SCORE_GRACE_S,
             Score,
@@ -393,8 +393,8 @@ class UsersEnv(BaseEnv):
         await self._helpers.ask("verify", wall_s + SCORE_GRACE_S, None, wall_s, sandbox=sandbox)
 
     def reference(self, task: Task) -> Any:
-        """Returns an awaitable, that of `reference_of`."""
-        return self._asking.ask("reference", HOOK_S, Solution, again=True)
+        """To be awaited: `reference_of`."""
+        return self._helpers.ask("reference", HOOK_S, Solution, again=True)
 
 
 async def reference_of(env: Env, task: Task) -> Reference:

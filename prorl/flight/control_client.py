@@ -145,7 +145,9 @@ class ControlClient:
         self.emit(Leaving())
 
     async def wait(self) -> None:
-        """Waits until it is closed; raises what a handler raised, so somebody must wait."""
+        """Wait until it is closed. Raises what a handler raised: somebody must wait, or a bug ends
+        as silence.
+        """
         if self._keeping is not None:
             await asyncio.shield(self._keeping)
 

@@ -250,9 +250,7 @@ class ConsumerCredit:
         self._orphans += self._upstreams.pop(upstream).in_hand
 
     def adopt(self, rows: int) -> None:
-        """Rows that came from an upstream of an earlier incarnation: they take slots, and no
-        credit.
-        """
+        """Count rows in hand that no present upstream's credit covers: they take slots alone."""
         self._orphans += rows
 
     def received(self, upstream: int, rows: int) -> None:

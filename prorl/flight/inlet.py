@@ -7,10 +7,9 @@
     inlet.ack(keys)                             # its fate is durable: the upstream may forget it
 
 On edges without redelivery a row is acked when it arrives, so `ack` is not called there. A row that
-arrives again (its stream was lost before the ack, or another incarnation's was) is not yielded
-twice. Redelivered: while it is held, the ack goes to the stream it came over last. After its end,
-and on the other edges, it is acked again at once (the last `REMEMBERED` keys are remembered; beyond
-that the commit's uniqueness decides).
+arrives again, since its stream was lost before the ack, is not given twice. While the row is in
+hand, its ack goes to the stream over which it came last; later it is acked again at once (the last
+`REMEMBERED` keys are remembered; beyond that the commit's uniqueness decides).
 
 An upstream that is no longer announced is not dialled again, but a stream that still works is kept.
 `received` is told of each row before anybody hears that it has come. While `may_take` says no, no
@@ -137,8 +136,10 @@ class Inlet:
             self._dialling[location] = asyncio.ensure_future(self._keep(location))
             self._dialling[location].add_done_callback(self._note_failure)
 
-    def _note_failure(self, task: asyncio.Task[None]) -> None:
-        """A bug of ours while serving an upstream must not end as silence."""
+    def _kept(self, task: asyncio.Task[None]) -> None:
+        """Keep an error of a task that serves an upstream, which `take` then raises: a bug of ours
+        must not end as silence.
+        """
         if not task.cancelled() and (error := task.exception()) is not None:
             self._broken = error
             self._arrived.set()

@@ -1,7 +1,8 @@
-"""`AttemptJournal`: what the earlier lives of an attempt have recorded, and where this one records.
+"""`AttemptJournal`: what the earlier workers of an attempt have recorded, and where this one
+records.
 
-An agent asks it before each model call and each tool call. What an earlier worker of the attempt
-has recorded is given again; what happens now is on the node before the next thing happens:
+An agent asks it before each model call and each tool call. What an earlier incarnation has recorded
+is given again; what happens now is in a file of the node before the next thing happens:
 
     context ids, completion -> CALL    before its tool calls run
     a call's text, or the   -> ANSWER  before the next call, or the next model call
@@ -125,7 +126,9 @@ class AttemptJournal:
         return answer
 
     def begin(self) -> bool:
-        """A call is about to be made; whether an earlier worker may have made it."""
+        """Note that a tool call is about to be made. Returns whether an earlier incarnation may
+        have made it: only the first call under a worker can be one.
+        """
         doubtful, self._has_begun = not self._has_begun, True
         return doubtful
 

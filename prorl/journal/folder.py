@@ -71,8 +71,8 @@ class Journals:
         """The size of all files together."""
 
     def open(self) -> list[Recovered]:
-        """Lock the folder; what the last incarnation left, damaged files aside, which are removed
-        aloud.
+        """Lock the folder. Returns what the last incarnation left; damaged files are removed, and
+        logged.
 
         While another process has the folder nothing is kept here.
         """
@@ -159,7 +159,7 @@ class Journals:
         self._pasts[recovered.key] = recovered, resumes
 
     def refuse(self, recovered: Recovered) -> None:
-        """Forget what the last incarnation left: another has the attempt, or nobody any more."""
+        """Remove what the last incarnation left of an attempt that does not go on here."""
         self.num_bytes -= recovered.num_bytes
         recovered.path.unlink(missing_ok=True)
 

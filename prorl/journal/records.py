@@ -101,7 +101,7 @@ class Takeover(NamedTuple):
 
 
 JournalRecord = RecordedCall | ToolAnswer | AttemptEnd
-"""The records that the next worker of an attempt reads."""
+"""A record of an attempt that its next incarnation reads."""
 
 
 class _CallFields(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):

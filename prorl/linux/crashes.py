@@ -28,8 +28,10 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 VARIABLE: Final = "PRORL_CRASH_PAGE_FD"
-DIED_AT: Final = "PRORL_DIED_AT"
-"""A variable of the next incarnation: what the last one was at when it died."""
+FATAL_ATTEMPT: Final = "PRORL_FATAL_ATTEMPT"
+"""A variable of the next incarnation: the piece of work (an attempt) whose step ended the last
+one.
+"""
 PAGE_BYTES: Final = 4096
 MOST_CHARGES: Final = 2
 """Deaths of a worker in one piece of work: one may be chance (memory, a machine), two are not."""

@@ -203,8 +203,8 @@ class ChildProcess:
         return self._silent_s
 
     @property
-    def died_at(self) -> str:
-        """The piece of work that ended the last incarnation; empty where it was something else.
+    def fatal_attempt(self) -> str:
+        """Returns `run/rollout/attempt` whose step ended the process; empty where it was none.
 
         The step never ended, though nobody had stopped the process; or it crashed the interpreter;
         or it ended the process, which code of ours never does in a step (`crashes.clear`). A

@@ -203,7 +203,7 @@ def _is_pack(path: str) -> bool:
 
 @contextmanager
 def alone(run: RunDir) -> Iterator[None]:
-    """Locks out other compactions of this run on this host; elsewhere see `SPENT_S`."""
+    """Keep other compactions of this run away on this host; for other hosts see `SPENT_S`."""
     try:
         with run.locked(COMMITS, wait=False):
             yield

@@ -193,5 +193,5 @@ class Decider:
         self._thread.shutdown(wait=False)
 
 
-SEES = list(dict.fromkeys(["rollout_id", *SEEN, *READ]))
-"""The columns of `rollouts`: what the filter and the history are made of."""
+DECISION_COLUMNS = list(dict.fromkeys(["rollout_id", *FILTER_COLUMNS, *HISTORY_COLUMNS]))
+"""Columns of `rollouts` that the filter and the history are made of."""

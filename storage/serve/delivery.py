@@ -165,7 +165,7 @@ class LiveOrder:
 
     @property
     def idle_s(self) -> float:
-        """Returns the seconds since anybody took, committed, or was told of a decision."""
+        """Returns the seconds since a consumer took or committed, or a group was kept."""
         return self._clock() - self._used_at
 
     def committed(self, consumer: str) -> int:

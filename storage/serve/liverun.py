@@ -102,7 +102,7 @@ class LiveRun:
         )
 
     async def run(self) -> None:
-        """Runs until drained. Raises what only a new start of the process can mend."""
+        """Work until drained. Raises what only a new start of the process can mend."""
         await self._recover()
         async with asyncio.TaskGroup() as group:
             writing = group.create_task(self.writer.run(), name=f"write {self.run_id}")

@@ -152,8 +152,8 @@ class Store:
         self._run_came = asyncio.Event()
 
     async def _live(self, run: LiveRun) -> None:
-        """Serves the run until it retires or we drain; one whose directory is not ours, or is none
-        of this version, ends, untouched.
+        """Run a run until it retires or this store drains. A run whose directory is not ours, or is
+        of another version, ends untouched.
         """
         try:
             await run.run()

@@ -2,7 +2,7 @@
 committed.
 
 `tables` is vectorised over a batch: one Arrow call per column, whatever the number of rows.
-`row_verdicts` is the last gate before a row trains.
+`row_verdicts` is the last check before a row trains.
 """
 
 from __future__ import annotations
@@ -290,7 +290,9 @@ class RowVerdict(NamedTuple):
 
 
 def row_verdicts(batch: pa.RecordBatch) -> list[RowVerdict]:
-    """One verdict per SCORED row. Never raises for what is in a row."""
+    """Returns for each SCORED row whether it may be committed, and what is wrong with it. (A reward
+    is EVAL's matter.) Never raises for what is in a row.
+    """
     try:
         with boundary(RolloutError, FailureCode.INVALID_ROW, "row"):
             verdicts = batch.column("eval_failure_code").to_pylist()

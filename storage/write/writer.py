@@ -231,9 +231,9 @@ class RunWriter:
             self._flying = PendingPart()
 
     async def _wait_until_due(self) -> None:
-        """Waits so that at most one part comes per `flush_s`; per `SHARED_S` where somebody waits
-        or memory is short. The first row after a pause goes almost at once, with those that come
-        together with it.
+        """Wait until the next part is to be written: `flush_s` after the last one, or `SHARED_S`
+        where a trainer waits or memory is short. The first row after a pause is written almost at
+        once, with the rows that come together with it.
         """
         loop = asyncio.get_running_loop()
         try:

@@ -49,7 +49,7 @@ def hello(
     incarnation: str = "a",
     attempts: tuple[AttemptKey, ...] = (),
     home: str = "",
-    died_at: str = "",
+    fatal_attempt: str = "",
     can_resume: bool = False,
 ) -> WorkerRecord:
     """`NODE/ROLE-i` says hello; without a slash it is a worker of the service's own host. What a
@@ -63,7 +63,7 @@ def hello(
         node=node or "local",
         location=f"at {name}{home}",
         home=home,
-        died_at=died_at,
+        fatal_attempt=fatal_attempt,
         can_resume=can_resume,
         schema_version=SCHEMA_VERSION,
         in_flight={"init" if role == CHAIN else role: attempts},

@@ -29,7 +29,9 @@ from prorl.sandbox.images.registry import BUILT
 from prorl.sandbox.images.tree import digest_of
 
 DOCKERFILES = ("environment/Dockerfile", "Dockerfile")
-"""The places in a task's or a build's folder."""
+"""Where a task's or a build's folder has it."""
+HEREDOCS_SINCE = (1, 33)
+"""The first version of buildah that reads them; older ones take each line for an instruction."""
 STORE_VARIABLES = ("AWS_", "FSSPEC_", "GOOGLE_", "AZURE_")
 """The beginnings of the variables by which a store is reached: no build sees them."""
 _FROM = re.compile(r"(?i)(\s*FROM\s+(?:--\S+\s+)*)(\S+)(?:\s+AS\s+(\S+))?")

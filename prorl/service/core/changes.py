@@ -1,4 +1,5 @@
 """State that has changed in memory and is not on disk yet, and what may be said once it is.
+
 Everything that happens between two transactions lands here; `take` turns it into one transaction
 and the effects that wait for it. A rollout that changed five times costs one UPDATE.
 """

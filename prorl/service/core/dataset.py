@@ -102,7 +102,7 @@ class Datasets(CorePart):
         ):
             return
         demand = run.demand
-        shortage = 0 if run.end_of_pool(demand) else may_open(demand) - len(run.queues.pool)
+        shortage = 0 if run.pool_end(demand) else may_open(demand) - len(run.queues.pool)
         remaining = run.config.epochs * run.dataset.num_tasks - run.dataset.fed
         # The last ones together: they decide when all have ended.
         missing = min(shortage, AT_ONCE if remaining > 2 * AT_ONCE else remaining)

@@ -73,22 +73,22 @@ class LeaseGrants(CorePart):
                 heapq.heappop(runs)
 
     def prune(self) -> bool:
-        """End up to `END_BATCH` rollouts whose run is cancelled or has enough. Those in hand before
-        those that will never start; whether there are more.
+        """End up to `END_BATCH` rollouts of runs that are cancelled or have enough: first those in
+        hand, then those that will never start. Returns whether there are more.
         """
         room = END_BATCH
         for run in self._state.open.values():
             if run.queues.ending:
                 room = self._rollouts.end_more(run, room)
                 self._changes.urgent = True
-            end = run.end_of_pool(run.demand) if run.queues.pool else None
-            while end and run.queues.pool and room > 0 and len(run.groups) < UNDECIDED:
+            pool_end = run.pool_end(run.demand) if run.queues.pool else None
+            while pool_end and run.queues.pool and room > 0 and len(run.groups) < UNDECIDED:
                 group = self._load(run, run.queues.next_group())
                 room -= group.n
                 why = _NOBODY.format(run.config.limits.queue_s) if run.grants.expired else ""
                 for rollout in group.rollouts:
                     if rollout.life.state is RolloutState.QUEUED:
-                        self._rollouts.apply(rollout, end, why)
+                        self._rollouts.apply(rollout, pool_end, why)
                 self._changes.urgent = True
             if room <= 0:
                 return True
@@ -150,7 +150,7 @@ class LeaseGrants(CorePart):
                 if record.life.state is RolloutState.QUEUED:
                     return record
             demand = run.demand if run.queues.pool else None
-            if demand is None or run.end_of_pool(demand) or not may_open(demand):
+            if demand is None or run.pool_end(demand) or not may_open(demand):
                 return None
             group = self._load(run, run.queues.next_group())
             if group.members.pending:

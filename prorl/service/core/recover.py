@@ -208,9 +208,9 @@ def _live(log: ControlLog, run: RunRecord, now: float) -> None:
     first, last = log.read(_POOL_ENDS, (run.run_id, run.run_id))[0]
     if first is not None:
         run.queues.add_groups(first, last + 1, now)
-    end = run.end_of_pool(run.demand)
-    if end is not None and end.kind is EventKind.CANCEL:  # its end was cut short
-        run.queues.end(run.groups.values(), end.code)
+    pool_end = run.pool_end(run.demand)
+    if pool_end is not None and pool_end.kind is EventKind.CANCEL:  # its end was cut short
+        run.queues.end(run.groups.values(), pool_end.code)
 
 
 def _members(log: ControlLog, group: GroupRecord, now: float) -> GroupRecord:

@@ -4,10 +4,10 @@ It also keeps which workers hold an attempt. A chain of stages holds it from its
 in a process of its own becomes a holder when it starts, the store when it reserves. An attempt
 without a holder ends, at once or after a grace (`_orphans`), in one of two ways:
 
-What a worker that leaves in order gives up, or had in hand when it was ended while it left, is
-returned instead of lost: charged to nobody. So is what the end of a stream from another host took
-along, unless the worker's next incarnation on the same node says that it has died: it may be the
-line, or the host.
+    LOST     its worker died on this host: the rollout is charged (`worker_losses`)
+    RETURN   nobody is charged: its worker left in order, or was ended while it left; or the stream
+             of another host ended, which may be the line or the host, unless the worker's next
+             incarnation on that node says that the process has died
 """
 
 from __future__ import annotations
@@ -393,8 +393,8 @@ class Rollouts(CorePart):
             self.apply(record, Event(kind=EventKind.UNRESERVE, attempt=record.life.attempt))
 
     def settle_returned(self) -> None:
-        """Queue at once what was given back. The gateway stops, and its next incarnation knows no
-        more of it than the log does.
+        """Queue at once what was given back, since the gateway stops: its next incarnation would
+        wait for claims, as the log does not say that an attempt was given back.
         """
         for record, orphan in list(self._orphans.items()):
             current = orphan.attempt == record.life.attempt and record.life.state in IN_HAND
@@ -428,12 +428,12 @@ class Rollouts(CorePart):
             self._changes.mark_rollout(record)
 
     def note_unplaced(self, record: RolloutRecord) -> None:
-        """Notes that no present node has what the queued rollout needs."""
+        """Note that no node that is there has what the queued rollout needs."""
         if record.unplaced_at is None:
             record.unplaced_at = self._clock()
 
     def note_placeable(self, record: RolloutRecord) -> None:
-        """Notes that some node has what the queued rollout needs."""
+        """Note that a node has what the queued rollout needs."""
         record.unplaced_at = None
 
     # ---- what workers say

@@ -119,10 +119,11 @@ class WorkerRecord:
     can_resume: bool = False
     """A restarted worker of the same name resumes its attempts."""
     home: str = ""
-    """The incarnation of its node, which started it. A death is charged only where that still
-    runs.
+    """Of its node's incarnation: who started it. A death is charged only where that lives on."""
+    fatal_attempt: str = ""
+    """`run/rollout/attempt` whose step ended its last incarnation; empty where that is not
+    known.
     """
-    died_at: str = ""
     images: Mapping[str, str] | None = None
     """Digests of its node's images by name; None: it may have any."""
     status: WorkerStatus = field(default_factory=WorkerStatus)
@@ -144,7 +145,7 @@ class WorkerRecord:
         or its next incarnation is about to read its journal.
         """
         waited_for = self.remote or (self.can_resume and not self.status.leaving)
-        return REMOTE_GRACE_S if waited_for else 0.0
+        return WORKER_GRACE_S if waited_for else 0.0
 
 
 @dataclass(slots=True)
@@ -311,7 +312,7 @@ class RunProgress:
     """Open groups that take longer than groups do, when we last looked."""
     turns: int = 0
     failed_attempts: Counter[tuple[FailureCode, str]] = field(default_factory=Counter)
-    """Attempts that ended without a row since the service began, by code and node."""
+    """Attempts that ended without a result since the service began, by code and node."""
     failure_streak: tuple[FailureCode, int, str] = (FailureCode.NONE, 0, "")
     """The code with which its last attempts failed through no fault of the policy's, how many did
     so one after the other, and the first one's message. Empty again when a rollout completes.
@@ -641,8 +642,8 @@ class RunRecord:
     def in_hand(self) -> int:
         return sum(self.progress.states[state] for state in IN_HAND)
 
-    def end_of_pool(self, demand: Demand) -> Event | None:
-        """Returns how everything that waits in the pool ends; None while it may still start."""
+    def pool_end(self, demand: Demand) -> Event | None:
+        """Returns the event that ends every group of the pool; None while it may still start."""
         if self.life.cancelled:
             return Event(kind=EventKind.CANCEL, code=FailureCode.CANCELLED)
         if reached(demand):

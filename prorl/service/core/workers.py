@@ -2,12 +2,18 @@
 
 A control stream that ends is a death. What the worker held is lost at once, or after the grace of
 those that may come back (`WorkerRecord.grace_s`): workers of other hosts, whose line may have
-broken, and chains that keep a journal, whose next life reads it.
+broken, and chains that keep a journal, whose next incarnation reads it.
 
-After a gateway's restart workers say `hello` with what they hold; so does a worker whose stream
-broke. What nobody claims within the grace is leased again. A `hello` under a name that is taken
-replaces that worker: what the newcomer holds stays, the rest is lost. A chain that keeps a journal
-is waited for: its next incarnation claims what the journal holds, and gets what is still current.
+    stream ends -> handle_disconnect -> grace -> settle_orphans of `rollouts.py` -> LOST or RETURN
+                                          |
+                                        hello     in_flight: the same incarnation still has these
+                                                  claims: a new incarnation goes on with these
+                                                  (ADOPT) the rest: `_settle_unclaimed`
+
+`lifecycle.py` says what LOST and RETURN cost; `_end_of_last_incarnation` chooses between them where
+a process has died. A worker that leaves in order says so first, or is told to (`drain`): what it
+gives back then is charged to nobody. After a gateway's restart every worker says `hello`, as if its
+stream had broken. A `hello` under a name that is taken replaces that worker.
 """
 
 from __future__ import annotations
@@ -72,8 +78,9 @@ class Workers(CorePart):
         return self._came_at is not None and self._clock() - self._came_at >= quiet_s
 
     def hello(self, session: int, row: ControlRow) -> WorkerRecord:
-        """A worker has come, or come back. Raises UserError for one that we cannot speak with,
-        FencedError for an earlier incarnation of a name that has a later one.
+        """Begin the session of a worker that has come, or come back, and answer its hello. Raises
+        UserError for roles that are none, FencedError for an earlier incarnation of a name that has
+        a later one.
         """
         hello = row.read_hello("a worker's hello")
         if not hello.roles or not hello.roles.keys() <= set(GRAPH.roles) or not hello.worker:
@@ -125,9 +132,10 @@ class Workers(CorePart):
     def _settle_unclaimed(self, worker: WorkerRecord) -> None:
         """End the attempts that a worker had before its stream ended and does not name any more.
 
-        The same incarnation may have handed them on meanwhile to a worker that comes back later: a
-        moment on this host, and from afar each stream waits for its own connection. A lease that it
-        never took was lost on the way to it, which is nobody's fault.
+        A new incarnation has lost them: they end now. The same incarnation may have handed them on
+        to a worker that comes back later, so they get `grace_s`: a moment on this host, longer from
+        afar, where each stream waits for its own connection. A lease that it never took was lost on
+        the way to it, which is nobody's fault.
         """
         away = self._away.pop(worker.name, None)
         grace_s = WORKER_GRACE_S if worker.remote else CLAIM_GRACE_S
@@ -148,8 +156,8 @@ class Workers(CorePart):
         """Note that the worker has these attempts in hand, by stage. Returns those that it must
         stop, since they are not current.
 
-        The same life has them: what an earlier one had is in its claims (`_adopt`). An attempt that
-        two roles name is in the later one.
+        The same incarnation has them: what an earlier one had is in its claims (`_adopt`). An
+        attempt that two roles name is in the later one.
         """
         refused: list[AttemptKey] = []
         in_order = [(role, key) for role in GRAPH.roles for key in attempts.get(role, ())]
@@ -164,8 +172,9 @@ class Workers(CorePart):
         return refused
 
     def _adopt(self, worker: WorkerRecord, claims: Iterable[Claim]) -> list[Claim]:
-        """Attempts of an earlier incarnation of the worker that go on here, in a new one. Nobody
-        else can run them: an attempt is leased to one chain.
+        """Let attempts of an earlier incarnation of the worker go on in this one, which has read
+        them in its journal. Returns them with the resumes that each counts from now on; the same
+        attempt goes on, so nothing is charged.
         """
         adopted: list[Claim] = []
         for claim in claims:
@@ -177,8 +186,8 @@ class Workers(CorePart):
         return adopted
 
     def _check_incarnation(self, worker: WorkerRecord) -> None:
-        """A frozen process may wake up and dial again after a later incarnation of its name has
-        come.
+        """Raise FencedError for an earlier incarnation of a name: a frozen process may wake up and
+        dial again after a later incarnation of its name has come.
         """
         if worker.incarnation in self._incarnations:
             keys = (
