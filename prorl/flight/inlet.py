@@ -136,7 +136,7 @@ class Inlet:
             self._dialling[location] = asyncio.ensure_future(self._keep(location))
             self._dialling[location].add_done_callback(self._note_failure)
 
-    def _kept(self, task: asyncio.Task[None]) -> None:
+    def _note_failure(self, task: asyncio.Task[None]) -> None:
         """Keep an error of a task that serves an upstream, which `take` then raises: a bug of ours
         must not end as silence.
         """
