@@ -192,7 +192,7 @@ WRITERS = {
     "RunProgress": "rollouts.py",
     "RunDecisions": "groups.py",
     "RunCommits": "commits.py",
-    "RunOutbox": "journal.py",
+    "RunOutbox": "changes.py",
     "RunDataset": "dataset.py",
     "RunQueues": "",
     "RunDelivery": "groups.py",
