@@ -13,10 +13,14 @@ from prorl.linux.procfs import stat
 
 async def until(holds: Callable[[], object], what: str = "it", limit_s: float = 60.0) -> None:
     """Let the loop work until something holds; it may have to be awaited."""
-    end = time.monotonic() + limit_s
+    began = time.monotonic()
+    end = began + limit_s
     while not (await condition if inspect.isawaitable(condition := holds()) else condition):
-        assert time.monotonic() < end, f"not within {limit_s:g} s: {what}"
-        await asyncio.sleep(0.005)
+        now = time.monotonic()
+        assert now < end, f"not within {limit_s:g} s: {what}"
+        # Looking takes a tenth of the time: it may ask every process of the machine, or a service.
+        await asyncio.sleep(min(max(0.005, 10 * (now - began)), 0.1))
+        began = time.monotonic()
 
 
 def wait_until(holds: Callable[[], object], what: str = "it", limit_s: float = 240.0) -> float:

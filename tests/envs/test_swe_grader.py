@@ -1,7 +1,7 @@
 """The grader of `swe`: every right solution scores 1, however it is written, and what is forged 0.
 
 The tables are `swe_right.py` and `swe_forged.py`, over the ten repositories of
-`swe_repositories.py`; the fast suite tries each row with one of them.
+`swe_repositories.py`; the slow suite tries each row with each, the fast one a sample.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ FOOLED = {
     "reads the caller's source": HELPED,
 }
 """Repositories of which a cheat passes the tests themselves."""
+SAID = ("calls no test", "reads the caller's source")
+"""Cheats of which the fast suite asserts more: `test_a_forgery_says_so_in_a_part_and_in_the_log`."""
 NUMBERS_OF = count()
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -73,20 +75,21 @@ def _change(repository: Repository, text: str, row: str) -> bytes:
     return diff({CORE: (repository.wrong, text + repository.changed(row))}).encode()
 
 
-def _rows(table: dict[str, str]) -> list[object]:
-    """Each row with each repository; the fast suite takes one for each sixth row, in turn."""
+def _rows(table: dict[str, str], stride: int) -> list[object]:
+    """Each row with each repository; the fast suite takes one for some rows, in turn."""
     turn = cycle(REPOSITORIES)
     rows: list[object] = []
     for row, name in enumerate(table):
         next_repository = next(turn)
         fast = FOOLED.get(name, HELPED if name in LIARS else next_repository)
         for repository in REPOSITORIES:
-            marks = () if repository is fast and row % 6 == 0 else pytest.mark.slow
+            is_fast = repository is fast and row % stride == 0 and name not in SAID
+            marks = () if is_fast else pytest.mark.slow
             rows.append(pytest.param(repository, name, id=f"{repository.name}-{name}", marks=marks))
     return rows
 
 
-@pytest.mark.parametrize(("repository", "style"), _rows(STYLES))
+@pytest.mark.parametrize(("repository", "style"), _rows(STYLES, 9))
 async def test_right_solutions_count(
     host: UnixSandboxHost, repository: Repository, style: str
 ) -> None:
@@ -95,7 +98,7 @@ async def test_right_solutions_count(
     assert score.reward == 1, score.log
 
 
-@pytest.mark.parametrize(("repository", "name"), _rows(CHEATS))
+@pytest.mark.parametrize(("repository", "name"), _rows(CHEATS, 6))
 async def test_what_is_forged_earns_nothing(
     host: UnixSandboxHost, repository: Repository, name: str
 ) -> None:
@@ -141,6 +144,9 @@ async def test_deciding_files_are_excluded_and_a_fix_counts_beside_them(
     assert "left out of the change: " in score.log
 
 
+FAST_LINKS = ("sitecustomize as a link to a folder", "the tests' folder as a link")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize(
@@ -155,7 +161,10 @@ async def test_no_file_that_decides_counts_alone(
     assert (await _score(host, task, change.encode())).reward == 0
 
 
-@pytest.mark.parametrize("name", LINKS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in FAST_LINKS else pytest.mark.slow) for name in LINKS],
+)
 async def test_links_that_decide_do_not_count(
     host: UnixSandboxHost, name: str, tmp_path: Path
 ) -> None:
