@@ -31,7 +31,8 @@ from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities
 
 SHARED = ["/usr", "/bin", "/lib", "/lib64", "/sbin", "/etc", "/dev", "/proc"]
-SHARED += [sys.prefix, sys.base_prefix, *os.environ.get("SHARED", "").split()]
+SHARED += [sys.prefix, os.path.realpath(sys.prefix), sys.base_prefix]
+SHARED = dict.fromkeys([*SHARED, *os.environ.get("SHARED", "").split()])
 ENTER = os.environ.get("ENTER", "").split()
 FOLDERS = ["app", "tmp", "root", "tests", "solution"]
 FOLDERS += ["logs/agent", "logs/verifier", "logs/artifacts"]
@@ -56,6 +57,7 @@ class Here(BaseEnvironment):
             (self.root / name).mkdir(parents=True, exist_ok=True)
         lines = []
         for path in SHARED:
+            (self.root / path[1:]).parent.mkdir(parents=True, exist_ok=True)
             if os.path.islink(path):
                 (self.root / path[1:]).symlink_to(os.readlink(path))
             else:
