@@ -28,7 +28,7 @@ from prorl.limits import Deadline
 from prorl.rubric import Rubric, reward
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.serve.filter import check_filter
-from prorl.trainer.adapters import TRIED
+from prorl.trainer.adapters import TESTED_VERSIONS
 from prorl.types import FailureCode, Task
 from prorl.view.opened import Opened
 
@@ -83,7 +83,7 @@ def test_pages_install_prorl_from_a_path_and_extras_that_exist(page: Path) -> No
 def test_the_trl_page_installs_the_version_that_its_adapter_was_tried_with() -> None:
     page = (ROOT / "docs" / "trainer.md").read_text()
     (version,) = set(re.findall(r"trl==([\d.]+)", page))
-    assert version.startswith(f"{TRIED['trl']}.")
+    assert version.startswith(f"{TESTED_VERSIONS['trl']}.")
 
 
 def test_the_command_lines_of_the_cluster_page_parse() -> None:

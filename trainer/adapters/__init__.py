@@ -17,18 +17,22 @@ from prorl.errors import UserError
 if TYPE_CHECKING:
     from prorl.client.records import Feed, Record
 
-TRIED = {"trl": "1.16", "verl": "0.9", "tinker": "0.38", "skyrl": "0.4"}
-"""The version that each adapter was tried with; slime and prime-rl come from git, without one."""
+TESTED_VERSIONS = {"trl": "1.16", "verl": "0.9", "tinker": "0.38", "skyrl": "0.4"}
+"""The version that each adapter was tested with. Trainers that come from git have none, and no row:
+the adapters of slime and prime-rl do not call `check_version`.
+"""
 
-
-METRICS = dict(
-    (
-        *(("actor/pg_loss", "loss"), ("actor/kl_loss", "kl"), ("actor/ppo_kl", "kl")),
-        *(("actor/entropy", "entropy"), ("actor/grad_norm", "grad_norm")),
-        *(("policy/policy_loss", "loss"), ("policy/policy_kl", "kl")),
-        *(("policy/policy_entropy", "entropy"), ("policy/raw_grad_norm", "grad_norm")),
-    )
-)
+METRIC_NAMES = {
+    "actor/pg_loss": "loss",
+    "actor/kl_loss": "kl",
+    "actor/ppo_kl": "kl",
+    "actor/entropy": "entropy",
+    "actor/grad_norm": "grad_norm",
+    "policy/policy_loss": "loss",
+    "policy/policy_kl": "kl",
+    "policy/policy_entropy": "entropy",
+    "policy/raw_grad_norm": "grad_norm",
+}
 """verl's and SkyRL's names -> ours; TRL's are ours."""
 
 
@@ -39,7 +43,7 @@ def metrics_of(logged: Mapping[str, Any]) -> dict[str, float]:
     {'loss': 0.5, 'timing_s/gen': 2.0}
     """
     return {
-        METRICS.get(name, name): float(value)
+        METRIC_NAMES.get(name, name): float(value)
         for name, value in logged.items()
         if isinstance(value, Real) and not isinstance(value, bool)
     }
@@ -75,9 +79,9 @@ def check_version(package: str) -> None:
         installed = version(package)
     except PackageNotFoundError:  # on the path, not installed
         return
-    if installed.split(".")[:2] != TRIED[package].split("."):
+    if installed.split(".")[:2] != TESTED_VERSIONS[package].split("."):
         warnings.warn(
-            f"{package} {installed}: prorl's adapter was tried with {TRIED[package]};"
+            f"{package} {installed}: prorl's adapter was tried with {TESTED_VERSIONS[package]};"
             " tests/trainer/test_adapters.py says whether it fits (make test-adapters)",
             stacklevel=3,
         )
