@@ -33,8 +33,10 @@ KILLS = int(os.environ.get("PRORL_HARBOR_KILLS", "3"))
 TRIALS = 2
 NAMES = ("mini-swe-agent", "terminus-2")
 PATIENCE_S = 1200.0
-DELAYS_S = (0.0, 1.0, 2.5, 4.0, 6.0, 8.0)
-"""From the start of a trial to the kill: imports, the environment, the agent, the verifier."""
+MOMENTS = ("task.json", "work/root/*", "work/root/*/logs/agent/*", "work/root/*/logs/verifier/*")
+"""What is in a trial's folder when the worker dies: nothing but imports have begun, then there is
+the environment, then the agent and the verifier have written.
+"""
 
 
 def folders(tasks: Path) -> set[Path]:
@@ -107,7 +109,13 @@ async def test_a_killed_worker_leaves_nothing_of_a_trial_and_its_next_attempt_be
         nonlocal later, struck
         child = running.children["worker-0"]
         await until(lambda: folders(tmp_path), "a trial has begun", PATIENCE_S)
-        await asyncio.sleep(DELAYS_S[number % len(DELAYS_S)])
+        begun, moment = folders(tmp_path), MOMENTS[number % len(MOMENTS)]
+
+        def has_come() -> bool:
+            """A trial that ends before it was seen there is over."""
+            return not begun & folders(tmp_path) or any(any(path.glob(moment)) for path in begun)
+
+        await until(has_come, f"a trial has {moment}", PATIENCE_S)
         starts, trials, hit = child.starts, folders(tmp_path), in_hand(root)
         struck += len(processes(trials))
         child.signal(signal.SIGKILL)
