@@ -152,7 +152,10 @@ def test_the_list_has_verdicts_and_gives_its_room_to_prompts_and_answers(
             const text = cells.reduce((sum, cell) => sum + cell.offsetWidth, 0);
             return [text / table.clientWidth, table.scrollWidth - table.clientWidth];
         }""")
+        cells = tab.page.locator(".row:not(.head)").first.locator("> div:visible").all_inner_texts()
         assert shares[0] > 0.4
+        assert "user says 0 of many words" in cells
+        assert (len(cells) == 3) == (width == 390)
         assert shares[1] <= 0
 
 

@@ -337,8 +337,8 @@ function grid(rows, run = "") {
 
 // ---- rollouts
 
-const WIDTHS = { rollout_id: 62, task_id: 126, failure_message: 130, rollout_key: 160, extra: 220,
-  committed_at: 140, reward: 114, status: 116, asked: 120, answered: 110, expected: 84, run_s: 92,
+const WIDTHS = { rollout_id: 62, task_id: 122, failure_message: 150, rollout_key: 160, extra: 220,
+  committed_at: 140, reward: 112, status: 116, asked: 120, answered: 110, expected: 76, run_s: 92,
   num_turns: 56, num_sampled: 74 };
 const USUAL = ["rollout_id", "reward", "task_id", "asked", "answered", "expected",
   "failure_message", "num_turns", "num_sampled", "run_s"];
@@ -366,8 +366,8 @@ function column({ name, type }, sort, wide) {
     : (row) => (row[name] === null ? "–" : typeof row[name] === "object"
       ? JSON.stringify(row[name]) : String(row[name]) || "–");
   return { name, title: TITLES[name] || name, about: name === "reward" ? ABOUT_VERDICTS : name,
-    show, sort, wide, wraps: ["task_id", "expected"].includes(name), kind: number && !["rollout_id", "reward"].includes(name) ? "n" : "",
-    grows: name === "asked" || name === "answered" || name === "failure_message", width: WIDTHS[name] || (number ? 88 : 130) };
+    show, sort, wide, wraps: ["task_id", "expected", "failure_message"].includes(name), kind: number && !["rollout_id", "reward"].includes(name) ? "n" : "",
+    grows: name === "asked" || name === "answered", width: WIDTHS[name] || (number ? 88 : 130) };
 }
 
 export async function rolloutsPage({ run, asked, signal, bind }) {
@@ -422,6 +422,7 @@ export async function rolloutsPage({ run, asked, signal, bind }) {
         : num(table.total);
       if (!table.total) wrong.replaceChildren(h("p", { class: "empty" }, narrowed
         ? "No rollout matches the filter." : "No rollout is stored yet."));
+      table.element.parentElement.hidden = !table.total;
       const failures = await get(`${runPath(run)}/figures/failures`, {}, signal);
       unscored.replaceChildren(...notScored(run, about.totals, failures));
       if (FROZEN) return;
