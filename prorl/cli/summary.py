@@ -159,7 +159,8 @@ def _tokens(summary: dict[str, Json], elapsed_s: float | None) -> str:
     if not elapsed_s:
         return counts
     rollouts = f"{summary['rollouts'] / elapsed_s:.1f} rollouts/s"
-    return f"{counts} · {summary['tokens'] / elapsed_s:,.0f} tokens/s · {rollouts}"
+    speed = f"{summary['sampled_tokens'] / elapsed_s:,.0f} sampled tokens/s"
+    return f"{counts} · {speed} · {rollouts}"
 
 
 def _stored(directory: Path, num_bytes: int, look: str, query: str) -> Iterator[str]:

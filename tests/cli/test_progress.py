@@ -23,7 +23,7 @@ def test_bars_count_rollouts_that_passed_each_stage() -> None:
 
 
 def test_the_line_says_reward_rate_and_failures() -> None:
-    assert figures(_run(failed=2), 1000.0) == "reward 0.500 · 1,000 tokens/s · failed 2"
+    assert figures(_run(failed=2), 1000.0) == "reward 0.500 · 1,000 sampled tokens/s · failed 2"
 
 
 def test_off_a_terminal_a_line_comes_every_ten_seconds_and_at_the_end(
@@ -38,7 +38,7 @@ def test_off_a_terminal_a_line_comes_every_ten_seconds_and_at_the_end(
     display.close()
     first, last = capsys.readouterr().err.splitlines()
     assert first.startswith("   10 s  done 3/20 · in flight init 0 run 8 eval 1 · step 1 · reward")
-    assert "300 tokens/s" in first
+    assert "300 sampled tokens/s" in first
     assert last.startswith("   16 s")
 
 
