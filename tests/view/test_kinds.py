@@ -98,14 +98,16 @@ def _places(opened: Opened, kind: str) -> Iterator[str]:
     yield from (f"#/{kind}/curves?axis={axis}&smooth=0.5&with=many" for axis in AXES)
     yield f"#/{kind}/curves"
     if kind == "odd":
-        for name in TASK_NAMES:
+        for name in TASK_NAMES[::2]:
             question = {"words": name, "where": "task_id = '" + name.replace("'", "''") + "'"}
             yield f"#/odd/rollouts?{urlencode(question)}"
         question = {"where": "task_id like '%0 %' or task_id = '\"'"}
         yield f"#/odd/rollouts?{urlencode(question)}"
     ids = [row["rollout_id"] for row in opened.page(Question(), 0, 9)["rows"]]
-    for rollout_id in ids if kind == "odd" else ids[::8]:
+    for rollout_id in ids[::8]:
         yield from (f"#/{kind}/rollout/{rollout_id}?tab={tab}" for tab in TABS)
+    if kind == "odd":
+        yield from (f"#/odd/rollout/{rollout_id}" for rollout_id in ids[1:])
 
 
 def _look(tab: Any, damage: str) -> None:
