@@ -23,6 +23,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -266,12 +267,22 @@ def _applies(need: object) -> bool:
 
 
 def _copy(distributions: Sequence[metadata.Distribution], target: Path) -> None:
-    """Copy files with their times: bytecode is valid for a source of the time that it names."""
+    """Copy the files of packages, and the bytecode of their modules, whoever wrote that."""
     for distribution in distributions:
         for file in distribution.files or ():
+            if ".." in file.parts:
+                continue
             source = Path(str(distribution.locate_file(file)))
-            if ".." not in file.parts and source.is_file():
-                (target / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source, target / file)
-                about = source.stat()
-                os.utime(target / file, ns=(about.st_atime_ns, about.st_mtime_ns))
+            _copy_file(source, target / file)
+            if source.suffix == ".py":
+                compiled = cache_from_source(str(target / file))
+                _copy_file(Path(cache_from_source(str(source))), Path(compiled))
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    """Copy a file, if it is there, with its time: bytecode names the time of its source."""
+    if source.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+        about = source.stat()
+        os.utime(target, ns=(about.st_atime_ns, about.st_mtime_ns))
