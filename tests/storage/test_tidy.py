@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from prorl.linux import failpoints
 from prorl.storage.files.layout import RunDir
 from prorl.storage.keep.tidy import tidy
 from tests.storage.compactable_run import files, run_of_many_parts
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +40,27 @@ async def test_what_cannot_be_compacted_is_logged(
         file.write_bytes(b"spoilt")
     assert not await tidy(str(tmp_path / "a"), 0.0, everything=True)
     assert "compaction failed" in caplog.text
+
+
+async def test_a_run_that_is_deleted_is_no_failure_and_waits_for_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only helper is at work; one run is deleted before it is asked for, one while it waits."""
+    run, other = run_of_many_parts(tmp_path), run_of_many_parts(tmp_path, "other")
+    before = files(run)
+    monkeypatch.setenv(failpoints.VARIABLE, "file.renamed:freeze@2")
+    tidying = asyncio.create_task(tidy(run.where, 0.0, everything=True))
+    await until(lambda: len(files(run)) > len(before) + 1)
+    assert not await tidy(str(tmp_path / "deleted"), 0.0, everything=True)
+    assert not tidying.done()
+    waiting = asyncio.create_task(tidy(other.where, 0.0, everything=True))
+    await asyncio.sleep(0)
+    shutil.rmtree(other.root)
+    tidying.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await tidying
+    assert not await waiting
+    assert caplog.text == ""
 
 
 async def test_what_is_cancelled_leaves_no_pack(
