@@ -27,12 +27,14 @@ help: ## list the targets
 setup: $(STAMP) ## make .venv with everything that tests and demo need
 
 # torch goes first and pinned, so that a machine without a GPU keeps whatever CPU wheel its index has for this version.
+# pip compiles 16,000 modules one after the other, which is half of its time: all cores do it at the end. Some are no modules.
 $(STAMP): pyproject.toml configs/system.sh
 	@bash configs/system.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install -qq '$(TORCH)'
-	$(BIN)/python -m pip install -qq --editable '.[$(EXTRAS)]' --group dev --group docs
+	$(BIN)/python -m pip install -qq --no-compile '$(TORCH)'
+	$(BIN)/python -m pip install -qq --no-compile --editable '.[$(EXTRAS)]' --group dev --group docs
+	-$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
 	touch $@
 
 demo: setup $(if $(filter vllm,$(POLICY)),$(VLLM_STAMP)) $(if $(filter trl,$(TRAINER)),$(ADAPTERS)/.trl) ## a tiny policy learns to use tools, in about two minutes on two cores (POLICY=vllm: on a real vLLM, ten; or POLICY=http://HOST:PORT; TRAINER=trl: by TRL)
@@ -199,12 +201,11 @@ PYTHONS ?= $(PYTHON)
 test-installed: dist ## the wheel in empty environments of PYTHONS="python3.11 python3.13", with the highest and the lowest versions that it allows
 	UV=$(abspath $(BIN))/uv bash configs/installed.sh $(PYTHONS)
 
+# Types take most of the time, on one core: the others are checked beside them.
 check: setup ## format, lint, names, types, layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/python -m tests.names
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	@$(BIN)/mypy & types=$$!; $(BIN)/python -m tests.names && $(BIN)/lint-imports; others=$$?; wait $$types && exit $$others
 
 format: setup ## write the format that check wants
 	$(BIN)/ruff format .
