@@ -12,6 +12,7 @@ from prorl.cli.run_job import run_plan
 from prorl.cli.summary import summarise
 from prorl.linux.procfs import descendants
 from prorl.types import Json
+from tests.integration.conftest import SLOW_IN_A_SINGLE_PROCESS
 from tests.integration.run_checks import check_complete, check_no_leftovers, rows
 
 Make = Callable[..., JobPlan]
@@ -38,6 +39,7 @@ async def test_the_oracle_solves_every_task_with_real_tools(
     assert summary["sampled_tokens"] > 0
 
 
+@SLOW_IN_A_SINGLE_PROCESS
 async def test_groups_that_differ_are_kept_and_the_others_dropped(
     make_plan: Make, demo_rows: list[dict[str, Json]], workers: int
 ) -> None:
@@ -55,6 +57,7 @@ async def test_groups_that_differ_are_kept_and_the_others_dropped(
     assert 0 < len(kept) < 8
 
 
+@SLOW_IN_A_SINGLE_PROCESS
 async def test_a_failure_of_the_backend_is_tried_again_and_never_scored(
     make_plan: Make, demo_rows: list[dict[str, Json]], workers: int
 ) -> None:

@@ -26,6 +26,7 @@ from prorl.config import ServiceConfig
 from prorl.deploy.running import Stop, client_of, service
 from prorl.schema.rows import row_hashes
 from prorl.types import Json, Task
+from tests.integration.conftest import SLOW_IN_A_SINGLE_PROCESS
 from tests.integration.services import settings
 
 GROUPS, N = 12, 2
@@ -68,6 +69,7 @@ def replay(directory: Path) -> Iterator[Client]:
             assert process.wait(30) == 0
 
 
+@SLOW_IN_A_SINGLE_PROCESS
 async def test_replay_of_a_copy_equals_the_live_stream(
     tmp_path: Path, config: ServiceConfig
 ) -> None:
