@@ -116,7 +116,7 @@ def test_best_and_worst_choose_a_rollout(cli: Cli) -> None:
     ("argv", "expected"),
     [
         (["show", "r", "--failed"], "run r has no failed rollout"),
-        (["show", "r", "--best", "--worst"], "several rollouts asked for"),
+        (["show", "r", "--best", "--worst"], "several options that choose a rollout"),
         (["show", "r", "--rollout", "9"], "rollout 9"),
         (["show", "rr"], "did you mean `r`?"),
         (["sql", "r", "copy rollouts to '/tmp/x.csv'"], "SELECT"),
