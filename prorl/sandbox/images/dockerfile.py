@@ -37,8 +37,8 @@ STORE_VARIABLES = ("AWS_", "FSSPEC_", "GOOGLE_", "AZURE_")
 _FROM = re.compile(r"(?i)(\s*FROM\s+(?:--\S+\s+)*)(\S+)(?:\s+AS\s+(\S+))?")
 _COPY_FROM = re.compile(r"(?i)(\s*COPY\s+(?:--\S+\s+)*?--from=)(\S+)")
 _ARG = re.compile(r"(?i)\s*ARG\s")
-_ARGUMENT = re.compile(r"(\w+)=(\"[^\"]*\"|'[^']*'|\S*)")
-_REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
+_ARGUMENT = re.compile(r"\b(\w+)=(\"[^\"]*\"|'[^']*'|\S*)")
+_REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}${]*))?\})")
 _ESCAPE = re.compile(r"(?i)(?:#[^\n]*\n)*?#\s*escape\s*=\s*(\S)")
 _HEREDOC = re.compile(r"<<-?([\"']?)(\w+)\1")
 _TAKES_TEXTS = re.compile(r"(?i)(?:RUN|COPY|ADD)\s")
@@ -112,7 +112,7 @@ def _check_heredocs(recipe: Path, text: str, builder: str) -> None:
     if not has_heredoc or os.path.basename(builder) != "buildah":
         return
     done = subprocess.run([builder, "--version"], capture_output=True, text=True, check=False)
-    version = re.search(r"(\d+)\.(\d+)", done.stdout)
+    version = re.search(r"\b(\d+)\.(\d+)", done.stdout)
     if version and (int(version[1]), int(version[2])) < HEREDOCS_SINCE:
         raise StorageError(
             f"{recipe} has a heredoc (<<), which buildah {version[0]} does not know; expected"
