@@ -154,7 +154,7 @@ class Hello(Payload, frozen=True, kw_only=True):
     images: tuple[str, ...] | None = None
     """NAME=DIGEST of each image that a chain of another host has; None: it may have any."""
     home: str = ""
-    """Of the node's incarnation: a death is charged only where what started the worker lives on."""
+    """The node's incarnation: a death is charged only where what started the worker lives on."""
     fatal_attempt: str = ""
     """`run/rollout/attempt` whose step ended the last incarnation of its name, where that is
     known.

@@ -210,7 +210,7 @@ def _blaming(
     error: type[UserError],
     hint: str = MEND_PACKAGE,
 ) -> Iterator[None]:
-    """Whatever a part's own code raises becomes `error`, which names the part."""
+    """Anything that a part's own code raises becomes `error`, which names the part."""
     try:
         with boundary(
             RolloutError, FailureCode.BAD_TASK, f"{noun(group)} {name!r} cannot be {done}"

@@ -132,7 +132,7 @@ def weights_digest(directory: Path) -> str:
 
 
 def write_rows(path: Path, rows: pa.Table) -> None:
-    """Whole or not at all, for one who dies meanwhile; not fsynced."""
+    """Writes the file whole or not at all, for one who dies meanwhile; not fsynced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temp = path.with_suffix(".writing")
     pq.write_table(rows, temp, compression="zstd", write_page_checksum=True)

@@ -20,7 +20,7 @@ class Analysis:
     sql: str
     picture: Literal["line", "bars", "stack"] = "bars"
     axis: str = ""
-    """What x is, in words, below a line or stack."""
+    """The label of the x axis of a line or stack."""
     where: str = ""
     """The rollouts that an x stands for, as a filter in which it is `{x}`; empty: none."""
 

@@ -27,7 +27,7 @@ from prorl.storage.files.runs import is_run
 from prorl.storage.read.catalog import StoredRun
 
 LOOK_S = 0.1
-"""How long a service that does not answer is looked for: it has gone, and the run with it. Also
+"""A service that does not answer is looked for so long: it has gone, and the run with it. Also
 between two looks for a directory that is not there yet.
 """
 

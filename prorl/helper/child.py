@@ -36,7 +36,7 @@ CROSSES = (UserError, NotFoundError, StorageError, RolloutError)
 """The errors that are raised as themselves where the question was asked; users' code may raise
 others, as that a process is fenced, which are words there.
 """
-"""What a role does with a question: plain data, dataclasses and bytes come back."""
+"""A role's answer to a question: plain data, dataclasses and bytes come back."""
 
 LENGTH = struct.Struct("<Q")
 

@@ -81,7 +81,7 @@ def _patiently(
     pauses_s: Sequence[float] = PAUSES_S,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _Answer:
-    """Whatever the store has against it for about half a minute. Raises FileNotFoundError and
+    """Calls again for about half a minute, whatever the store refuses. Raises FileNotFoundError and
     FileExistsError at once, StorageError with `operation` in the end.
     """
     final = FileNotFoundError, FileExistsError, PermissionError

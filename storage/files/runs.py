@@ -14,7 +14,7 @@ from prorl.storage.files.objects import ask
 
 @contextmanager
 def _reachable(where: str | Path) -> Iterator[None]:
-    """Whatever an object store's client raises, missing credentials too, is the caller's error."""
+    """Turns what an object store's client raises, missing credentials too, into UserError."""
     try:
         with boundary(RolloutError, FailureCode.STAGE_ERROR, f"{where} cannot be read"):
             yield

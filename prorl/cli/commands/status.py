@@ -15,7 +15,7 @@ from prorl.types import Json
 GAUGES = ("busy", "slots", "queued", "done", "failed")
 """The gauges of a worker, in this order."""
 WAITS_MUCH, WAITS_LITTLE = 0.10, 0.05
-"""Of a trainer's time: above, it lacks rollouts; below, it has more than it needs."""
+"""Shares of a trainer's time: above, it lacks rollouts; below, it has more than it needs."""
 SERVER_COLUMNS = ("backend", "state", "rollouts", "cached", "reused", "why")
 STAGE_COLUMNS = ("stage", "workers", "busy", "queued", "rows/s", "failed/s", "tokens/s")
 

@@ -29,7 +29,7 @@ from prorl.sandbox.images.registry import BUILT
 from prorl.sandbox.images.tree import digest_of
 
 DOCKERFILES = ("environment/Dockerfile", "Dockerfile")
-"""Where a task's or a build's folder has it."""
+"""The places of a Dockerfile in a task's folder and in a build's."""
 HEREDOCS_SINCE = (1, 33)
 """The first version of buildah that reads them; older ones take each line for an instruction."""
 STORE_VARIABLES = ("AWS_", "FSSPEC_", "GOOGLE_", "AZURE_")
@@ -131,7 +131,7 @@ def adapt(text: str, settings: Mapping[str, Any]) -> str:
     bases: Mapping[str, str] = settings.get("bases", {})
     declared = "".join(f"\nARG {name}" for name in settings.get("env", {}))
     values: dict[str, str] = {}
-    """Of the arguments before the first FROM, which base images may name."""
+    """Values of the arguments before the first FROM, which base images may name."""
     stages: set[str] = set()
     adapted = []
 

@@ -119,7 +119,7 @@ class WorkerRecord:
     can_resume: bool = False
     """A restarted worker of the same name resumes its attempts."""
     home: str = ""
-    """Of its node's incarnation: who started it. A death is charged only where that lives on."""
+    """The incarnation of its node that started it. A death is charged only where that lives on."""
     fatal_attempt: str = ""
     """`run/rollout/attempt` whose step ended its last incarnation; empty where that is not
     known.

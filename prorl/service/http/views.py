@@ -25,7 +25,7 @@ LONGEST = 10
 """Attempts that status names: who looks for a straggler needs the first few."""
 
 RECENT_S = 60.0
-"""How long status lists a run that ended: people and trackers look every few seconds."""
+"""Status lists a run that ended for so long: people and trackers look every few seconds."""
 
 _GAUGES = tuple(
     name

@@ -331,7 +331,7 @@ class Crash:
 
 
 def keep_descriptors() -> None:
-    """Whatever this process was started with, no program that it starts inherits it."""
+    """Drops what this process was started with, so that no program that it starts inherits it."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if int(name) > 2:
