@@ -126,8 +126,8 @@ class Outlet:
         """Offer rows to the consumers without waiting; `needs`: what one must have for each."""
         share = wire_bytes(batch) // max(1, batch.num_rows)
         row_needs = needs or [""] * batch.num_rows
-        for key, row, needs in zip(keys(batch), rows(batch), row_needs, strict=True):
-            self._add(row, key, share, needs)
+        for key, row, row_need in zip(keys(batch), rows(batch), row_needs, strict=True):
+            self._add(row, key, share, row_need)
 
     def free_for(self, needs: str) -> int | None:
         """Returns how many rows that need this could be sent now; None when no consumer has it."""

@@ -176,8 +176,8 @@ def _boxes(text: str) -> tuple[int, str]:
     # of nested boxes the innermost is the last
     if not spans or not spans[-1][2]:
         return -1, ""
-    where, _, text = spans[-1]
-    parts, place = [text], where
+    where, _, last = spans[-1]
+    parts, place = [last], where
     for start, end, inner in reversed(spans[:-1]):
         if end > place or not _JOINT.fullmatch(text[end:place]):
             break
