@@ -100,8 +100,11 @@ def _click(url: str, pid: int) -> None:
             return go
 
         def far() -> None:
-            page.evaluate("() => { document.querySelector('.table').scrollTop = 90000 * 30 }")
-            page.wait_for_selector("text='90000'")
+            page.evaluate(
+                "() => { const table = document.querySelector('.table');"
+                " table.scrollTop = 0.9 * (table.scrollHeight - table.clientHeight) }"
+            )
+            page.wait_for_selector("[role=row] >> text=/^(89|90)[0-9]{3}$/")
 
         first = "[role=row][aria-rowindex='2'] a, [role=row][aria-rowindex='2'] .chip"
         steps: dict[str, Callable[[], None]] = {
