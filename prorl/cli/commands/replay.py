@@ -16,7 +16,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from prorl.analysis.twist import ReplayTransform, open_twisted
+from prorl.analysis.replay_transform import ReplayTransform, open_transformed
 from prorl.cli.job import filter_text
 from prorl.cli.options import Flag, JsonObject, RunsRoot, StoredName
 from prorl.cli.output import answer
@@ -76,14 +76,14 @@ def replay(
         raise UserError(f"--port {port}", f"1 to {MAX_PORT}", "leave it out for any free port")
     token = os.environ.get("PRORL_TOKEN") or secrets.token_urlsafe(32)
     sql = filter_text(filter_) if filter_ else ""
-    twist = ReplayTransform(select=select, filter=sql, score=score, seed=shuffle)
-    return asyncio.run(_serve(run_directory(run, root), twist, record, port, token, json))
+    transform = ReplayTransform(select=select, filter=sql, score=score, seed=shuffle)
+    return asyncio.run(_serve(run_directory(run, root), transform, record, port, token, json))
 
 
 async def _serve(
-    directory: str, twist: ReplayTransform, record: bool, port: int, token: str, json: bool
+    directory: str, transform: ReplayTransform, record: bool, port: int, token: str, json: bool
 ) -> int:
-    order, index = open_twisted(directory, twist)
+    order, index = open_transformed(directory, transform)
     hot = Path(tempfile.mkdtemp(prefix="prorl-replay-"))
     endpoint = Endpoint(hot, HOT_BYTES)
     try:

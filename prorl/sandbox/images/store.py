@@ -47,6 +47,8 @@ from prorl.waits import wait_limit_s
 FOLDERS = ("images", "layers", "claims")
 CLAIM_S = wait_limit_s("image.claim")
 BEAT_S = wait_limit_s("image.claim_beat")
+MAX_CLAIM_BYTES = 4096
+"""Whoever may write to the store may write a claim. Ours have below 300: host, 16 digits, count."""
 LOOK_S = 0.5
 """Between two looks at an image that another node builds: few requests, and no build is faster."""
 
@@ -174,7 +176,7 @@ class ImageStore:
                         self._create(claim, own.encode())
                         return None
                 with suppress(FileNotFoundError):
-                    return bytes(self._fs.cat_file(claim)) or b"?"
+                    return bytes(self._fs.cat_file(claim, end=MAX_CLAIM_BYTES)) or b"?"
         return b"?" if own else b""
 
     def _create(self, path: str, content: bytes) -> None:

@@ -1,8 +1,8 @@
-"""A replay with a twist: other groups, another order, another reward, another filter.
+"""A replay that is transformed: other groups, another order, another reward, another filter.
 
-A twisted run has a name of its own (`RUN~` and eight digits of a hash over run and twist), so that
-its cursors are never taken for those of the run: a trainer sees by the name that it is a replay.
-Same run and same twist, same values in the same order.
+Its run has a name of its own (`RUN~` and eight digits of a hash over run and transform), so that
+its cursors are never taken for those of the stored run, and a trainer sees that it is a replay.
+The same run and the same transform give the same values in the same order.
 """
 
 from __future__ import annotations
@@ -62,27 +62,27 @@ class RescoredIndex:
         return self._index.routed_experts(group_id)
 
 
-def open_twisted(
-    where: str, twist: ReplayTransform
+def open_transformed(
+    where: str, transform: ReplayTransform
 ) -> tuple[ReplayOrder, GroupIndex | RescoredIndex]:
-    """Order and data of a stored run, twisted. Raises UserError for SQL that does not give groups,
+    """Return order and data of a stored run, transformed. Raises UserError for SQL that does not give groups,
     NotFoundError for a scoring that is not there, and as `StoredRun`.
     """
     stored = StoredRun(where)
     index: GroupIndex = stored_index(stored)
-    if not twist:
+    if not transform:
         return ReplayOrder(stored), index
-    rewards = _rewards(stored, twist.score) if twist.score else None
-    groups = _selected(stored, twist.select) if twist.select else delivery_order(stored)
+    rewards = _rewards(stored, transform.score) if transform.score else None
+    groups = _selected(stored, transform.select) if transform.select else delivery_order(stored)
     members = _members(stored, rewards)
     valid = set(members.column("group_id").to_pylist())
     groups = [group for group in groups if group in index and group in valid]
-    if twist.filter:
-        kept = _kept_groups(members, twist.filter)
+    if transform.filter:
+        kept = _kept_groups(members, transform.filter)
         groups = [group for group in groups if group in kept]
-    if twist.seed is not None:
-        random.Random(twist.seed).shuffle(groups)
-    digest = hashlib.sha256(orjson.dumps([stored.run_id, asdict(twist)])).hexdigest()
+    if transform.seed is not None:
+        random.Random(transform.seed).shuffle(groups)
+    digest = hashlib.sha256(orjson.dumps([stored.run_id, asdict(transform)])).hexdigest()
     order = ReplayOrder(stored, groups=groups, run_id=f"{stored.run_id}~{digest[:8]}")
     return order, index if rewards is None else RescoredIndex(index, rewards)
 
