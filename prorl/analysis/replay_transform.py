@@ -65,8 +65,8 @@ class RescoredIndex:
 def open_transformed(
     where: str, transform: ReplayTransform
 ) -> tuple[ReplayOrder, GroupIndex | RescoredIndex]:
-    """Return order and data of a stored run, transformed. Raises UserError for SQL that does not give groups,
-    NotFoundError for a scoring that is not there, and as `StoredRun`.
+    """Return order and data of a stored run, transformed. Raises UserError for SQL that gives no
+    groups, NotFoundError for a scoring that is not there, and as `StoredRun`.
     """
     stored = StoredRun(where)
     index: GroupIndex = stored_index(stored)
