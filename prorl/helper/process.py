@@ -202,7 +202,8 @@ class Helper:
         """Returns what comes within the limits.
 
         A helper whose answer was not read whole, for whatever reason, is ended: what is late would
-        be the next question's.
+        be the next question's. So is one whose code raised, unless that is how it stopped when its
+        question was given up, with nothing left that it had started.
         """
         began_cpu_s, began_starved_s, limit_s = self._cpu_s(), self._starved_s(), wall_s
         answering = asyncio.ensure_future(self._hear(call_back))
@@ -231,12 +232,12 @@ class Helper:
                 if self._cpu_s() - began_cpu_s > cpu_s:
                     raise await self._late(f"{label} took more than {cpu_s:g} s of processor time")
             kind, value = answering.result()
-            is_whole = kind != "raised"
+            is_whole = kind not in _RAISED
         except asyncio.CancelledError:
-            if answering.done() and answering.exception() is None:
-                is_whole = answering.result()[0] != "raised"
+            if answering.done():
+                is_whole = not answering.exception() and answering.result()[0] not in _RAISED
             else:
-                await self._interrupt(answering)
+                is_whole = await self._interrupt(answering)
             raise
         except (EOFError, ConnectionError):
             raise await self._died(label) from None
@@ -249,7 +250,7 @@ class Helper:
         if kind == "error":
             name, arguments = value
             raise getattr(errors, name)(*arguments)
-        if kind == "raised":
+        if kind in _RAISED:
             raised = Raised(value["words"], value["place"])
             raised.trace = value.get("trace", "")
             raise raised
@@ -268,14 +269,17 @@ class Helper:
             (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
             if length > MAX_ANSWER_BYTES:
                 text = f"an answer of {length:,} bytes; at most {MAX_ANSWER_BYTES:,}"
-                return "raised", {"words": text, "place": ""}
+                return "unreadable", {"words": text, "place": ""}
             data = await self._reader.readexactly(length)
             try:
                 number, kind, value = _decode(data)
             except (msgspec.DecodeError, ValueError, RecursionError) as error:
-                return "raised", {"words": f"an answer that cannot be read: {error}", "place": ""}
+                return "unreadable", {
+                    "words": f"an answer that cannot be read: {error}",
+                    "place": "",
+                }
             if number != self._number:
-                return "raised", {"words": "an answer to another question", "place": ""}
+                return "unreadable", {"words": "an answer to another question", "place": ""}
             if kind != "op" or call_back is None:
                 return kind, value
             if len(self._calls) >= MOST_CALLS:
@@ -300,13 +304,16 @@ class Helper:
         if not call.cancelled() and isinstance(error := call.exception(), Exception):
             self._reader.set_exception(error)  # a mistake of ours: the asker's, who reads next
 
-    async def _interrupt(self, answering: asyncio.Future[tuple[str, Any]]) -> None:
-        """Have the code stop, as Ctrl-C does, before its process is killed."""
+    async def _interrupt(self, answering: asyncio.Future[tuple[str, Any]]) -> bool:
+        """Have the code stop, as Ctrl-C does. False: its process is to be killed."""
         for call in self._calls:
             call.cancel()
         with contextlib.suppress(ProcessLookupError):
             self._child.send_signal(signal.SIGINT)
         await asyncio.wait({answering}, timeout=CANCEL_S)
+        if not answering.done() or answering.exception() is not None:
+            return False
+        return answering.result()[0] != "unreadable" and not descendants(self._child.pid)
 
     async def _late(self, words: str) -> Late | Died:
         if is_stopped(self._child.pid):
@@ -374,6 +381,11 @@ class Helper:
         self._writer.transport.abort()
         os.close(self._faults)
 
+
+_RAISED = ("raised", "unreadable")
+"""The kinds of an answer that is none: what the code raised, and a frame that is no answer to the
+question.
+"""
 
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 

@@ -15,7 +15,9 @@ import pytest
 
 from prorl.agents import get_agent
 from prorl.agents.context import AttemptContext
+from prorl.agents.users import helper_program
 from prorl.errors import BackendError, ConfigError
+from prorl.helper import pool
 from prorl.journal import AttemptJournal
 from prorl.linux.procfs import descendants
 from prorl.testing import LocalSandbox, Replies
@@ -405,6 +407,16 @@ async def test_an_agent_that_was_killed_from_outside_goes_on_from_its_journal(
     assert len(trajectory.turns) == len(backend.completions)
     if name == "Once":
         check_exact(trajectory, backend)
+
+
+async def test_an_attempt_that_a_limit_ended_leaves_its_process_to_the_next(agents: Path) -> None:
+    calls = [ToolCall("python", {"code": "1"})] * 2
+    for _ in range(3):
+        trajectory = await drive(
+            agents, "Loop", context(Replies(*calls), ToolEnv(), RolloutLimits(max_turns=2))
+        )
+        assert trajectory.stop_reason is StopReason.MAX_TURNS
+    assert (await pool(helper_program(f"{agents}:Loop"))).starts == 1
 
 
 async def test_a_cancelled_attempt_leaves_no_process_and_keeps_what_was_sampled(

@@ -92,6 +92,14 @@ def answer(question):
     if verb == "leave behind":
         print(subprocess.Popen(["sleep", "600"]).pid, file=open(rest[0], "w"), flush=True)
         time.sleep(600)
+    if verb == "sleep until interrupted":
+        if rest[0]:
+            print(subprocess.Popen(["sleep", "600"]).pid, file=open(rest[0], "w"), flush=True)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            time.sleep(600)
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
     if verb == "object":
         return object()
     if verb == "much":
@@ -244,6 +252,20 @@ async def test_who_gives_up_waiting_has_it_stopped(role: HelperProgram) -> None:
             await _ask(role, "sleep", 60)
     await until(lambda: _has_exited(pid))
     assert await _ask(role, "echo", 1) == 1
+
+
+@pytest.mark.parametrize(("leaves_child", "is_kept"), [(False, True), (True, False)])
+async def test_code_that_stops_when_its_question_is_given_up_keeps_its_process(
+    role: HelperProgram, tmp_path: Path, leaves_child: bool, is_kept: bool
+) -> None:
+    pid, child = await _ask(role, "pid"), str(tmp_path / "pid") if leaves_child else ""
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await _ask(role, "sleep until interrupted", child)
+    assert (await _ask(role, "pid") == pid) is is_kept
+    assert await _ask(role, "echo", 1) == 1
+    if leaves_child:
+        await until(lambda: _has_exited(int((tmp_path / "pid").read_text())))
 
 
 async def test_a_start_that_raises_is_refused_with_its_words_and_not_tried_by_each(
