@@ -99,7 +99,8 @@ group by 1 order by 1""",
 select step as x, avg(list_avg(list_transform(
         list_zip(learner_logprobs, logprobs), lambda pair: abs(pair[1] - pair[2])))) as y,
     count(*) as sequences
-from trained join sequences using (sequence_id)
+from trained join (select sequence_id, logprobs from sequences
+    where sequence_id in (select sequence_id from trained)) using (sequence_id)
 where learner_logprobs is not null group by 1 order by 1""",
         picture="line",
         where="rollout_id in (select rollout_id from trained where step = {x})",
@@ -130,10 +131,12 @@ where n >= 4 and num_sampled < usual / 3 order by y limit 20""",
         sql="""
 select * from (
     select 'accepted' as x, count(*) as y from tasks
-    union all select 'decided', count(*) from groups where event = 'decided'
-    union all select 'kept', count(*) from groups where event = 'decided' and kept
-    union all select 'delivered', count(*) from groups where event = 'delivered'
-    union all select 'stale', count(*) from groups where event = 'stale')""",
+    union all (unpivot (
+        select count(*) filter (event = 'decided') as decided,
+            count(*) filter (event = 'decided' and kept) as kept,
+            count(*) filter (event = 'delivered') as delivered,
+            count(*) filter (event = 'stale') as stale
+        from groups) on * into name x value y))""",
     ),
     "kept": Analysis(
         title="Groups kept and dropped by policy version (the oldest in a group)",

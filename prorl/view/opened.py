@@ -3,15 +3,16 @@
 100,000 rollouts are about 40 MB. Filters and orders are SQL in the cage (`LockedDuckDB`) and leave
 row numbers, so that a page of rows is a slice wherever it lies. A run that is written right now is
 followed by its commits: only new parts are read. A part that cannot be read is named in `damaged`
-and the others are shown. Every public method takes the lock, so that threads may call.
+and the others are shown. An answer to SQL of a page is kept beside the files that it was made of,
+and counts while the run consists of the same ones. Every public method takes the lock, so that
+threads may call.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -26,9 +27,8 @@ from prorl.analysis.curves import AXES, curves
 from prorl.analysis.provenance import provenance
 from prorl.errors import NotFoundError, ProrlError, StorageError, UnavailableError, UserError
 from prorl.schema import ARROW_ERRORS, TABLES
-from prorl.storage.files.layout import PartFile
 from prorl.storage.files.part_reader import dataset
-from prorl.storage.read.catalog import DERIVED, OF_ROLLOUTS, VIEWS, StoredRun, sources_of
+from prorl.storage.read.catalog import DERIVED, OF_ROLLOUTS, VIEWS, Sources, StoredRun, sources_of
 from prorl.storage.read.sql import LockedDuckDB
 from prorl.types import Json
 
@@ -38,9 +38,8 @@ SQL_S = 5.0
 PAGE_S = 120.0
 """For SQL of a page, which ends unless the machine has no time for it."""
 
-READERS = 2
-ANSWERS = 8
-"""Row numbers of so many filters are kept: 8 bytes a row each."""
+ANSWERS, ANSWER_BYTES = 64, 8 << 20
+"""Answers that are kept: all figures of a run, and filters, of 8 bytes a row."""
 
 NARROW = pa.schema([f for f in TABLES["rollouts"] if f.name != "artifact"])
 """The columns that are held of each rollout."""
@@ -82,13 +81,14 @@ select avg(reward) as reward from (
     from rollouts where valid)
 group by part order by part"""
 
-PLACE = "row_number_here"
+PLACE, CHOSEN = "row_number_here", "chosen_here"
 
 MOST_WORDS = 8
 HAS_WORD = """(contains(lower(task_id), {word}) or contains(lower(failure_message), {word})
     or coalesce(word_{place}, false))"""
 WORDED = """(select * from rollouts left join (
-    select rollout_id as worded, {words} from messages group by rollout_id)
+    select rollout_id as worded, {any_word} from (select rollout_id, {words} from messages)
+    where {has_word} group by rollout_id)
     on worded = rollout_id) as rollouts"""
 """One look at all messages, for however many words."""
 
@@ -118,11 +118,17 @@ class Question(NamedTuple):
     @property
     def source(self) -> str:
         """Returns the relation that `condition` applies to."""
-        columns = [
-            f"bool_or(contains(lower(content), {word})) as word_{place}"
-            for place, word in enumerate(self.quoted_words)
-        ]
-        return WORDED.format(words=", ".join(columns)) if columns else "rollouts"
+        words = self.quoted_words
+        names = [f"word_{place}" for place in range(len(words))]
+        pairs = zip(words, names, strict=True)
+        columns = [f"contains(lower(content), {word}) as {name}" for word, name in pairs]
+        if not words:
+            return "rollouts"
+        return WORDED.format(
+            words=", ".join(columns),
+            any_word=", ".join(f"bool_or({name}) as {name}" for name in names),
+            has_word=" or ".join(names),
+        )
 
     @property
     def condition(self) -> str:
@@ -138,6 +144,11 @@ class Question(NamedTuple):
         return f"select {columns} from {self.source}" + (f" where {condition}" if condition else "")
 
 
+class KeptAnswer(NamedTuple):
+    sources: tuple[Sources, ...]
+    table: pa.Table
+
+
 class Opened:
     """One stored run, held open until the viewer needs the room."""
 
@@ -146,9 +157,9 @@ class Opened:
         self._lock = threading.RLock()
         self.stored = StoredRun(where)
         self.damaged: dict[str, str] = {}
-        self._parts: dict[str, pa.Table] = {}
-        self._answers: OrderedDict[Question, NDArray[np.int64]] = OrderedDict()
-        self._figures: dict[str, Json] = {}
+        self._forget()
+        self._registered: dict[str, Sources] = {}
+        self._answers: OrderedDict[tuple[str, int], KeptAnswer] = OrderedDict()
         self._database = LockedDuckDB(threads=2, memory="256MB")
         for name, empty in VIEWS.items():
             self._database.register(name, empty.empty_table())
@@ -159,45 +170,47 @@ class Opened:
     def refresh(self) -> bool:
         """Read what was committed since; whether anything was."""
         with self._lock:
-            names = self.stored.directory.commit_names()
-            if names[-1:] == [commit.name for commit in self.stored.commits[-1:]]:
+            manifest = self.stored.manifest
+            self.stored.refresh()
+            if self.stored.manifest is not manifest:  # another run has the name now
+                self._forget()
+                self._answers.clear()
+                self._registered.clear()
+            elif self.stored.commits == self._commits:
                 return False
-            self.stored = StoredRun(self.stored.directory.where)
             self._read()
             return True
 
+    def _forget(self) -> None:
+        self.rows, self._read_paths = NARROW.empty_table(), set[str]()
+
     def _read(self) -> None:
-        parts: dict[str, pa.Table] = {}
+        self._commits = self.stored.commits
+        paths = [file.path for file in self.stored.files("rollouts")]
+        if not self._read_paths.issubset(paths):  # it was compacted
+            self._forget()
         self.damaged.clear()
-        files = self.stored.files("rollouts")
-        new = [file for file in files if file.path not in self._parts]
-        with ThreadPoolExecutor(READERS) as threads:
-            read = dict(zip((f.path for f in new), threads.map(self._narrow, new), strict=True))
-        for path in (file.path for file in files):
-            part = self._parts[path] if path in self._parts else read[path]
-            if isinstance(part, ProrlError):
-                self.damaged[path] = str(part)
-            else:
-                parts[path] = part
-        self._parts = parts
-        self.rows = pa.concat_tables([NARROW.empty_table(), *parts.values()])
+        new = self._narrow([path for path in paths if path not in self._read_paths])
+        self.rows = pa.concat_tables([self.rows, *new])
         place = pa.array(np.arange(self.rows.num_rows))
         self._database.register("rollouts", self.rows.append_column(PLACE, place))
-        self._answers.clear()
-        self._figures.clear()
 
-    def _narrow(self, file: PartFile) -> pa.Table | ProrlError:
-        """Its narrow columns, or what is wrong."""
+    def _narrow(self, paths: Sequence[str]) -> list[pa.Table]:
+        """Reads the narrow columns of parts at once, or of each alone where one cannot be read."""
         try:
-            return dataset(self.stored.directory, [file.path], NARROW).to_table()
+            table = dataset(self.stored.directory, paths, NARROW).to_table()
         except ARROW_ERRORS as error:
-            return StorageError(f"{file.path}: {error}")
+            if len(paths) > 1:
+                return [table for path in paths for table in self._narrow([path])]
+            self.damaged[paths[0]] = f"{paths[0]}: {error}"
+            return []
+        self._read_paths.update(paths)
+        return [table]
 
     def about(self) -> dict[str, Json]:
         with self._lock:
             manifest, commits = self.stored.manifest, self.stored.commits
             backends = dict(manifest.get("backends") or {}).values()
-            totals, spark = self.answer(TOTALS)[0], self.answer(SPARK)
             return {
                 "run": self.stored.run_id,
                 "where": self.stored.directory.where,
@@ -205,8 +218,7 @@ class Opened:
                 "commits": len(commits),
                 "bytes": sum(file.bytes for commit in commits for file in commit.files),
                 "policy": sorted({str(backend.get("policy", "")) for backend in backends}),
-                "totals": totals,
-                "spark": [row["reward"] for row in spark],
+                "totals": self.answer(TOTALS)[0],
                 "columns": [{"name": f.name, "type": str(f.type)} for f in NARROW],
                 "figures": [
                     {
@@ -220,6 +232,10 @@ class Opened:
                 "damaged": dict(self.damaged),
             }
 
+    def spark(self) -> list[Json]:
+        """Returns the mean reward of each twenty-fourth of the run's scored rollouts."""
+        return [row["reward"] for row in self.answer(SPARK)]
+
     def provenance(self) -> dict[str, str]:
         return provenance(self.stored, self.answer)
 
@@ -231,11 +247,29 @@ class Opened:
     def answer(self, sql: str, rows: int = 0) -> list[dict[str, Json]]:
         """The answer to one SELECT of a page. Raises StorageError, UnavailableError."""
         with self._lock:
-            return list(self._query(sql, rows, by_user=False).to_pylist())
+            return list(self._kept(sql, rows).to_pylist())
+
+    def _kept(self, sql: str, rows: int = 0, *, by_user: bool = False) -> pa.Table:
+        """Returns an earlier answer while the run is of the files that it was made of."""
+        names = sorted(sources_of(sql) & VIEWS.keys())
+        sources = tuple(self.stored.sources(name) for name in names)
+        kept = self._answers.pop((sql, rows), None)
+        if kept is None or kept.sources != sources:
+            kept = KeptAnswer(sources, self._query(sql, rows, by_user=by_user))
+        self._answers[sql, rows] = kept
+        while len(self._answers) > ANSWERS or self._kept_bytes() > ANSWER_BYTES:
+            self._answers.popitem(last=False)
+        return kept.table
+
+    def _kept_bytes(self) -> int:
+        return sum(answer.table.nbytes for answer in self._answers.values())
 
     def _query(self, sql: str, rows: int = 0, *, by_user: bool) -> pa.Table:
         for name in (sources_of(sql) & VIEWS.keys()) - {"rollouts"}:
-            self._database.register(name, self.stored.view(name))
+            sources = self.stored.sources(name)
+            if self._registered.get(name) != sources:
+                self._database.register(name, self.stored.view(name))
+                self._registered[name] = sources
         limit_s = SQL_S if by_user else PAGE_S
         late = (
             None
@@ -278,32 +312,28 @@ class Opened:
     def _places(self, question: Question) -> NDArray[np.int64]:
         if question.order not in NARROW.names:
             raise UserError(f"order by {question.order!r}", f"one of {', '.join(NARROW.names)}")
-        if question in self._answers:
-            self._answers.move_to_end(question)
-            return self._answers[question]
         order = f' order by "{question.order}" {"desc" if question.down else "asc"} nulls last'
         sql = question.select(PLACE) + f"{order}, rollout_id"
-        table = self._query(sql, by_user=bool(question.where.strip()))
-        places: NDArray[np.int64] = table.column(0).to_numpy().astype(np.int64)
-        self._answers[question] = places
-        while len(self._answers) > ANSWERS:
-            self._answers.popitem(last=False)
+        table = self._kept(sql, by_user=bool(question.where.strip()))
+        places: NDArray[np.int64] = table.column(0).to_numpy()
         return places
 
     def facets(self, question: Question) -> list[dict[str, Json]]:
-        chosen = f"coalesce({condition}, false)" if (condition := question.condition) else "true"
         counts = " union all ".join(
             f"select {place} as place, '{name}' as name, {name}::varchar as value,"
             " count(*) filter (chosen) as n, count(*) as of,"
             " avg(reward) filter (chosen and valid) as reward from asked group by 3"
             for place, name in enumerate(FACETS)
         )
-        ask = self.ask if question.where.strip() else self.answer
-        return ask(
-            f"with asked as (select *, {chosen} as chosen from {question.source}),"
-            f" counts as ({counts})"
-            " select * exclude place from counts where n > 0 order by place, n desc, value"
-        )
+        with self._lock:
+            self._database.register(CHOSEN, pa.table({PLACE: self._places(question)}))
+            table = self._query(
+                f"with asked as (select *, {PLACE} in (from {CHOSEN}) as chosen from rollouts),"
+                f" counts as ({counts})"
+                " select * exclude place from counts where n > 0 order by place, n desc, value",
+                by_user=False,
+            )
+            return list(table.to_pylist())
 
     def neighbours(self, question: Question, rollout_id: int) -> dict[str, Json]:
         with self._lock:
@@ -326,19 +356,17 @@ class Opened:
 
     def figure(self, name: str) -> dict[str, Json]:
         with self._lock:
-            if name not in self._figures:
-                analysis = ANALYSES[name]
-                about = {"name": name, "title": analysis.title, "sql": analysis.sql.strip()}
-                about |= {
-                    "picture": analysis.picture,
-                    "where": analysis.where,
-                    "axis": analysis.axis,
-                }
-                try:
-                    self._figures[name] = about | {"rows": self.answer(analysis.sql, rows=2000)}
-                except ProrlError as error:
-                    return about | {"rows": [], "error": str(error)}
-            return dict(self._figures[name])
+            analysis = ANALYSES[name]
+            about = {"name": name, "title": analysis.title, "sql": analysis.sql.strip()}
+            about |= {
+                "picture": analysis.picture,
+                "where": analysis.where,
+                "axis": analysis.axis,
+            }
+            try:
+                return about | {"rows": self.answer(analysis.sql, rows=2000)}
+            except ProrlError as error:
+                return about | {"rows": [], "error": str(error)}
 
     def rollout(self, rollout_id: int) -> dict[str, Json]:
         """Returns everything of one rollout but its tokens; parts that cannot be read are named.

@@ -190,6 +190,9 @@ def create_app(library: Library, token: str, hosts: frozenset[str], author: str)
     def run(request: Request) -> Json:
         return _of(request).about()
 
+    def spark(request: Request) -> Json:
+        return {"rewards": _of(request).spark()}
+
     def provenance(request: Request) -> Json:
         return _of(request).provenance()
 
@@ -278,6 +281,7 @@ def create_app(library: Library, token: str, hosts: frozenset[str], author: str)
         "/api/runs": runs,
         "/api/difference": difference_of,
         api: run,
+        f"{api}/spark": spark,
         f"{api}/provenance": provenance,
         f"{api}/figures/{{name}}": figure,
         f"{api}/curves/{{axis}}": curves_of,

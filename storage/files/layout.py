@@ -150,13 +150,6 @@ class CommitName(NamedTuple):
 _COMMIT_NAME = re.compile(r"(?:(\d{10})-)?(\d{10})(?:-(\d{4}))?\.json")
 
 
-def current_names(names: Sequence[CommitName]) -> list[CommitName]:
-    """Returns, of names in order, the longest range as compacted last, and what follows it."""
-    ranges = [name for name in names if name.first]
-    upto = ranges[-1].last if ranges else 0
-    return [*ranges[-1:], *(name for name in names if not name.first and name.last > upto)]
-
-
 class RunDir:
     """A run directory on any fsspec filesystem: paths, commits, sweeping. Holds no open file."""
 
@@ -239,13 +232,24 @@ class RunDir:
         order = sorted((name.last, name.first, name.again) for name in names if name)
         return [CommitName(first, last, again) for last, first, again in order]
 
-    def commits(self) -> list[Commit]:
-        """Returns the commits that a reader opens: the longest compacted range as one, then each
-        commit after it. Raises SchemaError for one that this code cannot read.
+    def current_names(self) -> list[CommitName]:
+        """Returns the commits that readers open: the range as compacted last, and what follows."""
+        names = self.commit_names()
+        ranges = [name for name in names if name.first]
+        upto = ranges[-1].last if ranges else 0
+        return [*ranges[-1:], *(name for name in names if not name.first and name.last > upto)]
+
+    def commits(self, known: Iterable[Commit] = ()) -> list[Commit]:
+        """Returns the commits of `current_names`; those of `known` are not read again. Raises
+        SchemaError for one that this code cannot read.
         """
+        by_name = {commit.name: commit for commit in known}
         for _ in range(_LIST_AGAIN):
             try:
-                return self.read_commits(current_names(self.commit_names()))
+                names = self.current_names()
+                new = self.read_commits([name for name in names if name not in by_name])
+                by_name |= {commit.name: commit for commit in new}
+                return [by_name[name] for name in names]
             except FileNotFoundError:
                 # Compacted and removed between our listing and our reading.
                 continue

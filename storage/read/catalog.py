@@ -109,6 +109,10 @@ _THREADS = 4
 _WORD = re.compile(r"\w+")
 
 
+Sources = tuple[Commit, ...] | tuple[str, ...]
+"""What a view is made of: the commits of a run, or files that are appended."""
+
+
 class StoredRun:
     """A run directory as it was when it was opened. Holds no open file. When it was compacted
     since, and the parts that it was opened with are gone, it is opened again: the same rows and
@@ -124,6 +128,15 @@ class StoredRun:
     @property
     def run_id(self) -> str:
         return str(self.manifest.get("run_id") or self.directory.name)
+
+    def refresh(self) -> None:
+        """Take what was committed since it was opened. Raises as the constructor."""
+        if self.directory.current_names() == [commit.name for commit in self.commits]:
+            return
+        known, manifest = self.commits, self.directory.manifest()
+        if manifest != self.manifest:  # another run has the name now
+            known, self.manifest = (), manifest
+        self.commits = tuple(self.directory.commits(known))
 
     def files(self, table: str) -> list[PartFile]:
         return [
@@ -161,6 +174,12 @@ class StoredRun:
 
     def rows_of(self, table: str, rollout_id: int) -> pa.Table:
         return rows_of(self.directory, self.files(table), TABLES[table], rollout_id)
+
+    def sources(self, name: str) -> Sources:
+        """Returns what a view of `VIEWS` consists of now: equal ones have the same rows."""
+        if name in APPENDED:
+            return tuple(map(str, AppendedTable(self.directory, name).pieces()))
+        return tuple(self._partial_names()) if name == PARTIAL else self.commits
 
     def view(self, name: str) -> Any:
         """Returns what SQL sees under a name of `VIEWS`: a dataset, or a table made for it."""
@@ -200,9 +219,7 @@ class StoredRun:
         """Returns what attempts that did not commit had sampled, of one rollout or of all, in
         SCORED's shape; each once, if it was sent twice.
         """
-        self.directory.fs.invalidate_cache()
-        names = (name for name in self.directory.names(PARTIAL) if not name.startswith("."))
-        paths = [f"{PARTIAL}/{name}" for name in sorted(names)]
+        paths = [f"{PARTIAL}/{name}" for name in self._partial_names()]
         try:
             only = None if rollout_id is None else pc.field("rollout_id") == rollout_id
             rows = dataset(self.directory, paths, SCORED).to_table(filter=only)
@@ -217,6 +234,10 @@ class StoredRun:
         )
         once = keys.group_by(["rollout_id", "attempt"]).aggregate([("at", "min")])
         return rows.take(once.column("at_min").combine_chunks().sort())
+
+    def _partial_names(self) -> list[str]:
+        names = self.directory.names(PARTIAL)
+        return sorted(name for name in names if not name.startswith("."))
 
     def sql(self, statement: str) -> pa.Table:
         """Run one SELECT over the views. Raises UserError for anything else."""

@@ -15,8 +15,11 @@ import numpy as np
 import orjson
 import pytest
 
+from prorl.analysis.annotations import annotate
 from prorl.analysis.synthetic_runs import add_commit, make_run
 from prorl.errors import NotFoundError, UserError
+from prorl.storage.files.layout import MANIFEST
+from prorl.types import Json
 from prorl.view.opened import Opened, Question
 from prorl.view.server import STATIC, Library
 from prorl.view.tokens import Pieces, tokens
@@ -81,6 +84,36 @@ def test_follows_a_run_that_is_written(tmp_path: Path) -> None:
     assert opened.rollout(31)["rollout"]["rollout_id"] == 31
 
 
+def test_a_kept_answer_counts_while_the_run_is_the_same(tmp_path: Path) -> None:
+    run, sql = make_run(tmp_path / "r", 16, 1), "select count(*) as n from {}"
+    opened = Opened(str(tmp_path / "r"))
+
+    def counts() -> list[Json]:
+        opened.refresh()
+        tables = ("rollouts", "messages", "annotations")
+        return [opened.answer(sql.format(table))[0]["n"] for table in tables]
+
+    _, messages, _ = counts()
+    assert counts() == [16, messages, 0]
+    annotate(opened.stored, [{"rollout_id": 3, "label": "hack"}], author="tester")
+    assert counts() == [16, messages, 1]
+    add_commit(run, 2, range(16, 32), 2, 64, np.random.default_rng(1))
+    assert counts() == [32, 2 * messages, 1]
+
+
+def test_another_run_under_a_name_that_was_looked_at(tmp_path: Path) -> None:
+    make_run(tmp_path / "r", 16, 2)
+    opened = Opened(str(tmp_path / "r"))
+    assert opened.about()["totals"]["rollouts"] == 16
+    shutil.rmtree(tmp_path / "r")
+    make_run(tmp_path / "r", 24, 1)
+    manifest = tmp_path / "r" / MANIFEST
+    manifest.write_bytes(orjson.dumps(orjson.loads(manifest.read_bytes()) | {"code_version": "2"}))
+    assert opened.refresh()
+    assert opened.about()["totals"]["rollouts"] == 24
+    assert opened.rollout(23)["messages"]
+
+
 def test_names_a_damaged_part_and_shows_the_rest(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", 32, 2)
     parts = {file.table: file.path for commit in run.commits()[1:] for file in commit.files}
@@ -122,6 +155,8 @@ import sys
 from prorl.analysis.annotations import annotate
 from prorl.errors import ProrlError
 from prorl.view.frozen import freeze
+from prorl.storage.files.layout import MANIFEST
+from prorl.types import Json
 from prorl.view.opened import Opened, Question
 opened = Opened(sys.argv[1] + "/r")
 assert opened.page(Question("reward >= 0"), 0, 99)["total"] == 16

@@ -160,6 +160,9 @@ export async function copy(text) {
   say("Link copied");
 }
 
+// Resolves when what stands on the page is drawn, so that slower parts do not hold it up.
+export const painted = () => new Promise((go) => requestAnimationFrame(() => setTimeout(go)));
+
 // `again` asks once more; there is no button for what a person has to mend.
 export function trouble(error, again = null) {
   const mended = [403, 404, 422].includes(error.status) || FROZEN || !again;

@@ -3,8 +3,8 @@
 import { bars, lines, spark, stack } from "./charts.js";
 import { curves } from "./curves.js";
 import {
-  FROZEN, big, card, damage, get, h, keep, kept, link, listen, num, percent, quoted, runPath,
-  seconds, short, trouble, when,
+  FROZEN, big, card, damage, get, h, keep, kept, link, listen, num, painted, percent, quoted,
+  runPath, seconds, short, trouble, when,
 } from "./dom.js";
 import { Table } from "./table.js";
 
@@ -95,12 +95,12 @@ async function fillRuns(rows, signal) {
   for (const [run, row] of rows) {
     const cells = row.children;
     try {
-      const found = await get(runPath(run), {}, signal);
-      const { rows } = await get(`${runPath(run)}/figures/funnel`, {}, signal);
+      const [found, { rows }, { rewards }] = await Promise.all(["", "/figures/funnel", "/spark"]
+        .map((path) => get(runPath(run) + path, {}, signal)));
       const { decided, kept } = Object.fromEntries(rows.map(({ x, y }) => [x, y]));
       const t = found.totals;
       const speed = t.seconds > 0 ? big(t.sampled / t.seconds) : "–";
-      const said = [num(t.reward), found.spark.length > 2 ? spark(found.spark) : "",
+      const said = [num(t.reward), rewards.length > 2 ? spark(rewards) : "",
         num(t.rollouts), percent(t.valid / t.rollouts), t.failed ? num(t.failed) : "–",
         decided ? `${num(kept)} of ${num(decided)}` : "–", big(t.tokens), speed,
         t.last_version < 0 ? "–" : num(t.last_version + 1), when(t.last_at)];
@@ -253,6 +253,7 @@ async function fillFigures(run, figures, grid, signal) {
       empty.push(title);
     }
   };
+  await painted();
   await Promise.all(names.map(fill));
   for (const [part, head] of heads) {
     head.hidden = singles.get(part).hidden
