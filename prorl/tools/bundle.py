@@ -9,13 +9,15 @@ import marshal
 import zipfile
 from functools import cache
 from importlib import resources
-from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from prorl.errors import ConfigError
 from prorl.plugins import TOOLS, registered
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENTRY = b"from prorl.tools.server.main import main\nmain()\n"
 STAMP = (2020, 1, 1, 0, 0, 0)

@@ -23,8 +23,7 @@ from prorl.errors import ProrlError, StorageError, UserError
 from prorl.sandbox.images.child import make_image
 from prorl.sandbox.images.maker import write_sif
 from prorl.sandbox.images.pull import Pull
-from prorl.sandbox.images.registry import Image, Registry
-from prorl.sandbox.images.remote import plain
+from prorl.sandbox.images.registry import Image, Registry, plain
 from prorl.tasks.files import load_tasks
 from prorl.types import DOCKER, image_name
 

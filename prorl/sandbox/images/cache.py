@@ -22,8 +22,14 @@ from prorl.errors import NotFoundError, ProrlError, SandboxError, StorageError, 
 from prorl.sandbox.images.child import make_image
 from prorl.sandbox.images.dockerfile import build_job, name_of, recipe_of
 from prorl.sandbox.images.layers import LayerRecipe
-from prorl.sandbox.images.registry import Image, Registry, digest_of_sif, is_name, is_sif
-from prorl.sandbox.images.remote import plain
+from prorl.sandbox.images.registry import (
+    Image,
+    Registry,
+    digest_of_sif,
+    is_name,
+    is_sif,
+    plain,
+)
 from prorl.sandbox.images.tree import check_shell
 from prorl.types import DOCKER, DOCKERFILE, FailureCode, image_name
 from prorl.waits import wait_limit_s

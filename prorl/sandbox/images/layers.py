@@ -22,7 +22,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from importlib.util import cache_from_source
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,6 +32,8 @@ from prorl.sandbox.launch.spec import interpreter
 from prorl.types import HOST_WHEELS
 
 if TYPE_CHECKING:
+    from importlib import metadata
+
     from packaging.requirements import Requirement
 
 VERSION = 2
@@ -221,6 +222,8 @@ def closure(names: Sequence[str]) -> list[metadata.Distribution]:
     One that is not installed is left out, as is what it needs. Raises UserError for a name that is
     no requirement, or asks for another version than is installed.
     """
+    from importlib import metadata
+
     from packaging.requirements import Requirement
 
     distributions: dict[str, metadata.Distribution] = {}
@@ -240,6 +243,8 @@ def closure(names: Sequence[str]) -> list[metadata.Distribution]:
 
 
 def _requirement(name: str) -> Requirement:
+    from importlib import metadata
+
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:

@@ -42,6 +42,8 @@ SIF_MAGIC, SIF_MAGIC_AT = b"SIF_MAGIC", 32
 """Sylabs' SIF format: a launch line of 32 bytes, then the magic."""
 BUILT = "dockerfile-"
 """The beginning of the names of images that are built from a task's folder (`dockerfile.py`)."""
+HUB = "docker.io"
+"""The registry that engines put before a reference that names none."""
 PULLING = "pulling"
 """The lock that pulls share."""
 FOLDERS = ("names", "images", "blobs", "locks", "work", "failures")
@@ -76,6 +78,15 @@ def default_root() -> Path:
     folder.
     """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prorl" / "images"
+
+
+def plain(reference: str) -> str:
+    """A reference without what container engines add by themselves.
+
+    >>> plain("docker://docker.io/library/debian:latest")
+    'docker://debian'
+    """
+    return reference.replace(f"//{HUB}/", "//").replace("//library/", "//").removesuffix(":latest")
 
 
 def is_name(image: str) -> bool:

@@ -31,9 +31,10 @@ from urllib3.exceptions import HTTPError, LocationParseError, MaxRetryError
 from urllib3.util import parse_url
 
 from prorl.errors import ProrlError, StorageError, UserError
+from prorl.sandbox.images.registry import HUB
 from prorl.sandbox.images.unpack import MAX_LAYER_BYTES, plain_stream
 
-HUB, HUB_HOST, HUB_KEY = "docker.io", "registry-1.docker.io", "https://index.docker.io/v1/"
+HUB_HOST, HUB_KEY = "registry-1.docker.io", "https://index.docker.io/v1/"
 _NAME = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
 REFERENCE = re.compile(
     r"(?:(?P<host>localhost(?::\d+)?|[\w-]+(?:\.[\w.-]+|:\d+)(?::\d+)?|\[[\da-f:]+\](?::\d+)?)/)?"
@@ -115,15 +116,6 @@ def source_of(text: str, mirrors: Mapping[str, str] | None = None) -> ImageSourc
         f"image source {text!r}",
         "docker://REFERENCE, oci:FOLDER[:TAG], docker-archive:FILE[:TAG] or tarball:FILE",
     )
-
-
-def plain(reference: str) -> str:
-    """A reference without what container engines add by themselves.
-
-    >>> plain("docker://docker.io/library/debian:latest")
-    'docker://debian'
-    """
-    return reference.replace(f"//{HUB}/", "//").replace("//library/", "//").removesuffix(":latest")
 
 
 def _tagged(text: str) -> tuple[Path, str]:
