@@ -30,6 +30,10 @@ ADDED = {
 """The limits that a control group or, in its absence, the watchdog adds to those of a kind."""
 
 
+_WORKING: set[str] = set()
+"""The kinds that this process has seen at work: tests of an env open a sandbox for each task."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
     kind: str
@@ -68,23 +72,33 @@ async def probe() -> list[Probe]:
 async def choose(kind: str = kinds.AUTO) -> str:
     """The first kind that works, or the one asked for. Raises ConfigError with one line."""
     if kinds.check(kind) != kinds.AUTO:
-        probe = await probe_kind(kind)
-        if not probe.works:
+        if failed := await _failed_probe(kind):
             raise ConfigError(
-                f"sandbox kind {kind} does not work here: {probe.reason}", hint=probe.fix
+                f"sandbox kind {kind} does not work here: {failed.reason}", hint=failed.fix
             )
         return kind
     reasons = []
     for candidate in kinds.automatic():
-        probe = await probe_kind(candidate)
-        if probe.works:
+        failed = await _failed_probe(candidate)
+        if failed is None:
             return candidate
-        reasons.append(f"{candidate}: {probe.reason}")
+        reasons.append(f"{candidate}: {failed.reason}")
     raise ConfigError(
         f"no sandbox works here ({'; '.join(reasons)})",
         "one of " + ", ".join(kinds.automatic()),
         "run `prorl doctor` for fixes; `local` isolates little and must be asked for",
     )
+
+
+async def _failed_probe(kind: str) -> Probe | None:
+    """The probe of a kind that does not work. One that works is tried once a process."""
+    if kind in _WORKING:
+        return None
+    probe = await probe_kind(kind)
+    if not probe.works:
+        return probe
+    _WORKING.add(kind)
+    return None
 
 
 async def _try(kind: str) -> Mapping[str, Any]:
