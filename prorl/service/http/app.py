@@ -16,7 +16,13 @@ from prorl.service import shapes
 from prorl.service.core.manifest import code_version
 from prorl.service.gateway import Gateway
 from prorl.service.http import metrics, views
-from prorl.service.http.answers import RESPONSES, answer_errors, reply
+from prorl.service.http.answers import (
+    ERROR_SCHEMA,
+    RESPONSES,
+    ErrorBody,
+    answer_errors,
+    reply,
+)
 from prorl.service.http.backend_routes import backend_routes
 from prorl.service.http.guard import GuardMiddleware
 from prorl.service.http.node_routes import node_routes
@@ -76,7 +82,7 @@ def _openapi(app: FastAPI) -> Callable[[], dict[str, Any]]:
             body = document["paths"]["/v1/runs/{run_id}/groups"]["post"]["requestBody"]["content"][
                 "application/json"
             ]["schema"]
-            schemas |= body.pop("$defs", {})
+            schemas |= body.pop("$defs", {}) | {ErrorBody.__name__: ERROR_SCHEMA}
             document["components"]["securitySchemes"] = {
                 "bearer": {"type": "http", "scheme": "bearer"}
             }
