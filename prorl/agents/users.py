@@ -49,8 +49,8 @@ from prorl.errors import (
     RolloutError,
     boundary,
 )
-from prorl.helper import Died, HelperError, HelperProgram, Raised, pool
-from prorl.helper.process import Helper
+from prorl.helper.pool import pool
+from prorl.helper.process import Died, Helper, HelperError, HelperProgram, Raised
 from prorl.renderer.apart import Rendering, check_fits, check_room, text_bytes
 from prorl.sandbox_calls import SANDBOX_OPS, call_sandbox
 from prorl.schema import MAX_SEGMENTS

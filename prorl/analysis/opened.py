@@ -21,8 +21,9 @@ import pyarrow as pa
 
 from prorl.analysis.annotations import annotate
 from prorl.errors import NotFoundError, StorageError, UserError
-from prorl.helper import HelperError, HelperProgram, Late, pool
 from prorl.helper.child import Answer, serve
+from prorl.helper.pool import pool
+from prorl.helper.process import HelperError, HelperProgram, Late
 from prorl.schema import TABLES
 from prorl.storage.files.runs import below, is_run, is_url, list_runs
 from prorl.storage.read.catalog import DERIVED, VIEWS, StoredRun, is_intact, sources_of

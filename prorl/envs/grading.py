@@ -11,7 +11,8 @@ import asyncio
 from importlib.util import find_spec
 
 from prorl.errors import GraderError, ProrlError, TaskError, boundary
-from prorl.helper import Died, HelperError, HelperProgram, pool
+from prorl.helper.pool import pool
+from prorl.helper.process import Died, HelperError, HelperProgram
 from prorl.limits import Deadline
 from prorl.types import FailureCode, Json, Task
 

@@ -57,7 +57,8 @@ from prorl.errors import (
     RolloutError,
     TaskError,
 )
-from prorl.helper import Died, HelperProgram, Late, Raised, pool
+from prorl.helper.pool import pool
+from prorl.helper.process import Died, HelperProgram, Late, Raised
 from prorl.limits import Deadline
 from prorl.protocols import Env, Reference, Sandbox
 from prorl.sandbox_calls import call_sandbox

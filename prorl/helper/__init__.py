@@ -33,8 +33,3 @@ Not promised: isolation. What runs here is trusted with files and network as we 
 writes runs in sandboxes. It cannot signal the processes that it descends from
 (`prorl/linux/spared.py`).
 """
-
-from prorl.helper.pool import Helpers, close, pool
-from prorl.helper.process import Died, HelperError, HelperProgram, Late, Raised
-
-__all__ = ["Died", "HelperError", "HelperProgram", "Helpers", "Late", "Raised", "close", "pool"]

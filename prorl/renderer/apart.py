@@ -28,8 +28,9 @@ import numpy as np
 from prorl import exact_json, plugins
 from prorl.config.renderer import RendererSpec
 from prorl.errors import BudgetError, PromptTooLongError, RolloutError, TaskError
-from prorl.helper import Died, HelperError, HelperProgram, Helpers, Late, pool
 from prorl.helper.child import Answer, serve
+from prorl.helper.pool import Helpers, pool
+from prorl.helper.process import Died, HelperError, HelperProgram, Late
 from prorl.protocols import Renderer
 from prorl.renderer.load import is_ours, make_renderer
 from prorl.tokenizer import max_token_bytes

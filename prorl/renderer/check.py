@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from prorl.config.renderer import RendererSpec
 from prorl.errors import ConfigError, UserError
-from prorl.helper import HelperError, HelperProgram
 from prorl.helper.child import Answer, serve
-from prorl.helper.process import Helper
+from prorl.helper.process import Helper, HelperError, HelperProgram
 from prorl.renderer.load import SAMPLE, describe, is_ours, make_renderer
 from prorl.types import Message
 from prorl.waits import wait_limit_s

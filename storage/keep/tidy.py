@@ -8,8 +8,9 @@ import signal
 from pathlib import Path
 
 from prorl.errors import ConflictError, ProrlError
-from prorl.helper import HelperError, HelperProgram, pool
 from prorl.helper.child import Answer, serve
+from prorl.helper.pool import pool
+from prorl.helper.process import HelperError, HelperProgram
 from prorl.storage.files.layout import RunDir
 from prorl.storage.files.objects import failures
 from prorl.storage.files.runs import is_url

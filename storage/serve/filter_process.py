@@ -18,8 +18,9 @@ from typing import Any
 import pyarrow as pa
 
 from prorl.errors import ConfigError, UnavailableError
-from prorl.helper import Died, HelperProgram, Helpers, Late, Raised
 from prorl.helper.child import Answer, serve
+from prorl.helper.pool import Helpers
+from prorl.helper.process import Died, HelperProgram, Late, Raised
 from prorl.waits import wait_limit_s
 
 MEMORY_BYTES = 512 << 20

@@ -17,7 +17,7 @@ from prorl.agents import get_agent
 from prorl.agents.context import AttemptContext
 from prorl.agents.users import helper_program
 from prorl.errors import BackendError, ConfigError
-from prorl.helper import pool
+from prorl.helper.pool import pool
 from prorl.journal import AttemptJournal
 from prorl.linux.procfs import descendants
 from prorl.testing import LocalSandbox, Replies

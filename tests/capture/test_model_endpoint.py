@@ -21,7 +21,6 @@ import numpy as np
 import orjson
 import pytest
 
-from prorl import helper
 from prorl.agents.capture import connections, ledger, model_endpoint
 from prorl.agents.capture.canonical import IMAGE
 from prorl.agents.capture.model_endpoint import ModelEndpoint
@@ -29,6 +28,7 @@ from prorl.agents.capture.share import Account, Share
 from prorl.agents.sampler import Sampler
 from prorl.config.renderer import RendererSpec
 from prorl.errors import BackendError
+from prorl.helper.pool import close
 from prorl.linux import crashes
 from prorl.protocols import Backend
 from prorl.renderer.apart import LIGHT_BYTES, text_bytes
@@ -346,7 +346,7 @@ async def off_the_loop(backend: Backend, **limits: Json) -> AsyncIterator[Open]:
     renderer = Light(ByteTokenizer())
     async with opened(backend, renderer=renderer, renderer_spec=spec, **limits) as at:
         yield at
-    helper.close()
+    close()
 
 
 async def test_what_is_long_is_rendered_in_a_helper_to_the_same_ids() -> None:

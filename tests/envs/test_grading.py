@@ -15,7 +15,8 @@ from prorl.envs import grading
 from prorl.envs.math import MathEnv
 from prorl.envs.stem import StemEnv
 from prorl.errors import GraderError
-from prorl.helper import HelperProgram, close, pool
+from prorl.helper.pool import close, pool
+from prorl.helper.process import HelperProgram
 from prorl.limits import Deadline
 from prorl.testing import make_task
 from prorl.types import Score

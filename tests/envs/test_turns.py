@@ -10,7 +10,7 @@ from prorl.cli.app import dispatch
 from prorl.envs import users
 from prorl.envs.users import env_by_name, open_env
 from prorl.errors import RolloutError, TaskError
-from prorl.helper import close
+from prorl.helper.pool import close
 from prorl.testing import Replies, make_task, play, scripted
 from prorl.types import FailureCode, Task, ToolCall
 from tests.envs import guessing_env

@@ -15,7 +15,7 @@ import pytest
 from prorl.envs import get_env, users
 from prorl.envs.users import UsersEnv, env_by_name, open_env, reference_of, users_code
 from prorl.errors import GraderError, RolloutError, TaskError
-from prorl.helper import close, pool
+from prorl.helper.pool import close, pool
 from prorl.limits import Deadline
 from prorl.protocols import CachedWorkspace, SupportsTaskVerification
 from prorl.testing import LocalSandbox, make_task, play, scripted

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from prorl.helper import Died, HelperProgram, Late, Raised, close, pool
-from prorl.helper.process import Helper
+from prorl.helper.pool import close, pool
+from prorl.helper.process import Died, Helper, HelperProgram, Late, Raised
 from prorl.linux.procfs import start_ticks
 from tests.waiting import until, wait_until
 

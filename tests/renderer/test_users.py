@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from prorl import helper
 from prorl.agents.native import NativeAgent
 from prorl.backends import open_backend
 from prorl.config.renderer import RendererSpec
 from prorl.envs import get_env
 from prorl.errors import ConfigError, TaskError
+from prorl.helper.pool import close
 from prorl.renderer import apart
 from prorl.renderer.apart import UsersRenderer, open_renderer
 from prorl.renderer.check import check
@@ -112,4 +112,4 @@ async def test_a_renderer_that_cannot_be_made_is_refused_before_its_run(spec: st
         await check(refused)
     with pytest.raises((ConfigError, TaskError), match="no licence"):
         await open_renderer(refused.to_json())
-    helper.close()
+    close()

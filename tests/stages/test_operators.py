@@ -8,13 +8,13 @@ from typing import Generic, TypeVar
 
 import pytest
 
-from prorl import helper
 from prorl.backends import open_backend
 from prorl.backends.server import TokenServer
 from prorl.config.renderer import RendererSpec
 from prorl.envs import get_env
 from prorl.envs.noop import NoopEnv
 from prorl.errors import GraderError, PromptTooLongError, RolloutError, SandboxError, TaskError
+from prorl.helper.pool import close
 from prorl.limits import Deadline
 from prorl.protocols import Env, Operator, Sandbox
 from prorl.renderer import ChatMLRenderer
@@ -174,7 +174,7 @@ async def test_a_prompt_that_does_not_fit_starts_no_sandbox() -> None:
     ):
         await init(row)
     assert host.requests == []
-    helper.close()
+    close()
 
 
 async def test_a_sandbox_that_init_started_is_released() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl.helper import close
+from prorl.helper.pool import close
 from prorl.linux import failpoints
 from prorl.storage.files.layout import RunDir
 from prorl.storage.keep.tidy import tidy

@@ -25,8 +25,9 @@ from prorl.agents.capture.canonical import (
     read_object,
 )
 from prorl.errors import RolloutError, UserError
-from prorl.helper import Died, HelperError, HelperProgram, pool
 from prorl.helper.child import Answer, serve
+from prorl.helper.pool import pool
+from prorl.helper.process import Died, HelperError, HelperProgram
 from prorl.types import FailureCode, Json
 
 LIGHT_BYTES = 16 << 10
