@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import count
 from typing import NamedTuple
 
 from prorl.sandbox.client import ConnectedSandbox, connected
 from prorl.sandbox.node.pool import own_pool
 from prorl.sandbox.node.probe import choose
 from prorl.types import SandboxSpec, ToolResult
+
+OpenSandbox = Callable[[SandboxSpec], AbstractAsyncContextManager[ConnectedSandbox]]
 
 
 class Sent(NamedTuple):
@@ -62,8 +65,24 @@ def _sent(result: ToolResult) -> Sent:
 
 
 @asynccontextmanager
-async def opened(kind: str, spec: SandboxSpec | None) -> AsyncIterator[ConnectedSandbox]:
+async def node(kind: str) -> AsyncIterator[OpenSandbox]:
+    """Opens sandboxes on one node, a sandboxd in this process; they end with their own blocks."""
     async with own_pool(await choose(kind)) as pool:
-        ref = await pool.start("shell", "run", spec or SandboxSpec())
-        async with connected(ref, pool.fate) as sandbox:
-            yield sandbox
+        numbers = count()
+
+        @asynccontextmanager
+        async def on_node(spec: SandboxSpec) -> AsyncIterator[ConnectedSandbox]:
+            ref = await pool.start(f"shell {next(numbers)}", "run", spec)
+            try:
+                async with connected(ref, pool.fate) as sandbox:
+                    yield sandbox
+            finally:
+                await pool.stop(ref.sandbox_id)
+
+        yield on_node
+
+
+@asynccontextmanager
+async def opened(kind: str, spec: SandboxSpec | None) -> AsyncIterator[ConnectedSandbox]:
+    async with node(kind) as open_sandbox, open_sandbox(spec or SandboxSpec()) as sandbox:
+        yield sandbox

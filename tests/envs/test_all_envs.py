@@ -5,6 +5,7 @@ grader is never a score.
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from prorl.limits import Deadline
 from prorl.protocols import RewardFn
 from prorl.rubric import Rubric, reward
 from prorl.tasks import load_tasks
-from prorl.testing import isolated, make_task, run
+from prorl.testing import Replies, make_task, node, play
 from prorl.types import Task
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # all ask the same graders
 
 _CODE = "def double(x):\n"
 TASKS: dict[str, tuple[Task, ...]] = {
@@ -60,17 +63,18 @@ TASKS: dict[str, tuple[Task, ...]] = {
 NEEDS_BOXES = ("swe",)
 
 
-def test_no_env_is_forgotten() -> None:
+async def test_no_env_is_forgotten() -> None:
     assert set(TASKS) == set(BUILT_IN)
 
 
 @pytest.mark.parametrize(("name", "task"), [(name, task) for name in TASKS for task in TASKS[name]])
-def test_the_oracle_has_1_and_the_idle_0(name: str, task: Task) -> None:
-    env, boxes = get_env(name), isolated("pyns") if name in NEEDS_BOXES else None
-    reference = env.reference(task)
-    assert run(env, task, *reference.calls, reference.answer, boxes=boxes).reward == 1
-    for idle in ("I do not know.", "" if name not in NEEDS_BOXES else "no"):
-        assert run(env, task, idle, boxes=boxes).reward == 0
+async def test_the_oracle_has_1_and_the_idle_0(name: str, task: Task) -> None:
+    env, reference = get_env(name), get_env(name).reference(task)
+    async with node("pyns") if name in NEEDS_BOXES else nullcontext() as boxes:
+        oracle = Replies(*reference.calls, reference.answer)
+        assert (await play(env, task, oracle, boxes=boxes)).reward == 1
+        for idle in ("I do not know.", "" if name not in NEEDS_BOXES else "no"):
+            assert (await play(env, task, Replies(idle), boxes=boxes)).reward == 0
 
 
 @reward("raises")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from prorl.envs import get_env
 from prorl.envs.harbor import HarborEnv
@@ -14,11 +15,23 @@ from prorl.envs.harbor.steps import HarborStepsEnv
 from prorl.errors import RolloutError
 from prorl.sandbox.kinds import load
 from prorl.tasks import load_tasks
-from prorl.testing import Played, Replies, Reply, isolated, play, scripted, verify
+from prorl.testing import (
+    Boxes,
+    Played,
+    Replies,
+    Reply,
+    isolated,
+    node,
+    play,
+    scripted,
+    verify,
+)
 from prorl.types import RolloutLimits, Task, ToolCall
 from tests.harbor_folders import STEPS, STEPS_TOML, TERMINAL_BENCH, TOML, make_folder
 from tests.sandbox import small_image
 from tests.sandbox.conftest import IMAGE_KINDS, short_folder
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PROGRAMS = (*small_image.PROGRAMS, "chmod", "ln", "mkdir")
 RIGHT = "echo 5 > sum.txt"
@@ -39,6 +52,12 @@ def image() -> Iterator[Path]:
         yield image
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def boxes() -> AsyncIterator[Boxes]:
+    async with node("pyns") as boxes:
+        yield boxes
+
+
 def _task(folder: Path, image: Path, test: str, toml: str = TOML, **parts: str | None) -> Task:
     text = toml.replace("[environment]\n", f'[environment]\ndocker_image = "{image}"\n')
     script = f"#!/bin/bash\n{test}\n"
@@ -47,10 +66,8 @@ def _task(folder: Path, image: Path, test: str, toml: str = TOML, **parts: str |
     return task
 
 
-async def _play(
-    task: Task, command: str, kind: str = "pyns", env: HarborEnv | None = None
-) -> Played:
-    env, boxes = env or HarborEnv(), isolated(kind)
+async def _play(boxes: Boxes, task: Task, command: str) -> Played:
+    env = HarborEnv()
     await verify(env, task, boxes=boxes)
     calls = [ToolCall("bash", {"command": command})] if command else []
     return await play(env, task, Replies(*calls, "done"), boxes=boxes)
@@ -100,10 +117,10 @@ async def test_the_reference_and_the_tests_see_the_images_world(
     ],
 )
 async def test_what_a_verifier_writes_is_the_reward(
-    tmp_path: Path, image: Path, test: str, command: str, reward: float
+    boxes: Boxes, tmp_path: Path, image: Path, test: str, command: str, reward: float
 ) -> None:
     task = _task(tmp_path, image, test, TOML.replace("60.5", "3"))
-    played = await _play(task, command)
+    played = await _play(boxes, task, command)
     assert played.reward == reward, played.score.log
 
 
@@ -124,10 +141,10 @@ async def test_what_a_verifier_writes_is_the_reward(
     ],
 )
 async def test_tests_that_leave_no_reward_on_the_untouched_image_are_the_tasks_fault(
-    tmp_path: Path, image: Path, files: str, problem: str
+    boxes: Boxes, tmp_path: Path, image: Path, files: str, problem: str
 ) -> None:
     with pytest.raises(RolloutError, match="on the untouched image") as caught:
-        await _play(_task(tmp_path, image, files), RIGHT)
+        await _play(boxes, _task(tmp_path, image, files), RIGHT)
     assert problem in str(caught.value)
     assert caught.value.code == "bad_task"
 
@@ -171,9 +188,9 @@ SHADOWED = (
 
 @pytest.mark.parametrize("name", CHEATS)
 async def test_a_cheat_of_a_shared_verifier_pays_nothing_in_a_fresh_sandbox(
-    tmp_path: Path, image: Path, name: str
+    boxes: Boxes, tmp_path: Path, image: Path, name: str
 ) -> None:
-    played = await _play(_task(tmp_path, image, SHADOWED), CHEATS[name])
+    played = await _play(boxes, _task(tmp_path, image, SHADOWED), CHEATS[name])
     assert played.reward == 0, played.score.log
 
 
@@ -193,9 +210,9 @@ PAYING = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHEATS)
 async def test_cheats_that_pay_in_the_agents_own_sandbox_are_those_of_the_docs(
-    tmp_path: Path, image: Path, name: str
+    boxes: Boxes, tmp_path: Path, image: Path, name: str
 ) -> None:
-    task, env, boxes = _task(tmp_path, image, SHADOWED), HarborEnv(), isolated("pyns")
+    task, env = _task(tmp_path, image, SHADOWED), HarborEnv()
     await verify(env, task, boxes=boxes)
     call = ToolCall("bash", {"command": CHEATS[name]})
     limits = RolloutLimits(artifact_mb=0)
@@ -222,7 +239,12 @@ STEP_CHECK = (
     ],
 )
 async def test_each_step_has_its_tests_and_its_instruction(
-    tmp_path: Path, image: Path, answers: tuple[int | str, ...], toml: str, reward: float
+    boxes: Boxes,
+    tmp_path: Path,
+    image: Path,
+    answers: tuple[int | str, ...],
+    toml: str,
+    reward: float,
 ) -> None:
     """The first step is graded where the agent works, the last one in a fresh sandbox; with less
     than `min_reward` no further one is played.
@@ -233,7 +255,7 @@ async def test_each_step_has_its_tests_and_its_instruction(
     steps = steps.replace('"two"\n', '"two"\nhealthcheck = {command = "test -e ready"}\n')
     text = toml.replace("min_reward", "") + TOML + steps
     task = _task(tmp_path, image, STEP_CHECK, text, **{**STEPS, **setup})
-    env, boxes = HarborStepsEnv(), isolated("pyns")
+    env = HarborStepsEnv()
     await verify(env, task, boxes=boxes)
     replies: list[Reply] = []
     for answer in answers:
@@ -256,13 +278,13 @@ TOTALS = {
 
 @pytest.mark.parametrize("parts", [STEPS, TERMINAL_BENCH, TOTALS])
 async def test_the_reference_of_steps_and_of_terminal_bench_scores_1(
-    tmp_path: Path, image: Path, parts: dict[str, str | None]
+    boxes: Boxes, tmp_path: Path, image: Path, parts: dict[str, str | None]
 ) -> None:
     toml = {} if "task.yaml" in parts else {"task.toml": TOML + STEPS_TOML}
     make_folder(tmp_path / "task", **{**parts, **toml})
     (task,) = load_tasks(tmp_path / "task")
     task = replace(task, data={**task.data, "image": str(image)})
-    env, boxes = get_env(task.env), isolated("pyns")
+    env = get_env(task.env)
     await verify(env, task, boxes=boxes)
     played = await play(env, task, scripted("oracle", env), boxes=boxes)
     assert played.reward == 1, (played.outputs, played.score.log)
@@ -270,15 +292,17 @@ async def test_the_reference_of_steps_and_of_terminal_bench_scores_1(
 
 
 async def test_files_beside_a_named_image_are_put_into_its_first_folder(
-    tmp_path: Path, image: Path
+    boxes: Boxes, tmp_path: Path, image: Path
 ) -> None:
     parts: dict[str, str | None] = {"environment/Dockerfile": None}
     parts["environment/data/given.txt"] = "5\n"
     task = _task(tmp_path, image, TXT, TOML, **parts)
-    assert (await _play(task, "cat data/given.txt > sum.txt")).reward == 1
+    assert (await _play(boxes, task, "cat data/given.txt > sum.txt")).reward == 1
 
 
-async def test_only_artifacts_cross_to_a_separate_verifier(tmp_path: Path, image: Path) -> None:
+async def test_only_artifacts_cross_to_a_separate_verifier(
+    boxes: Boxes, tmp_path: Path, image: Path
+) -> None:
     """The artifacts include those that hooks collect, and not what is excluded."""
     artifacts = '["/workspace/data/sum.txt", "/missing", {source = "/out", exclude = ["*.tmp"]}]'
     toml = f"artifacts = {artifacts}\n" + TOML.replace(
@@ -287,9 +311,9 @@ async def test_only_artifacts_cross_to_a_separate_verifier(tmp_path: Path, image
     toml += '[[verifier.collect]]\ncommand = "mkdir /out; echo 1 > /out/state; echo > /out/a.tmp"\n'
     crossed = "[ ! -e other ] && [ -e /out/state ] && [ ! -e /out/a.tmp ]"
     task = _task(tmp_path, image, f"{crossed} && {TXT} || echo 0.5 > /logs/verifier/none", toml)
-    played = await _play(task, f"{RIGHT}; touch other")
+    played = await _play(boxes, task, f"{RIGHT}; touch other")
     assert played.reward == 1, played.score.log
-    assert (await _play(task, "touch other")).reward == 0
+    assert (await _play(boxes, task, "touch other")).reward == 0
 
 
 NOISE = (
@@ -312,12 +336,18 @@ BROKEN = "rm -rf /logs; echo > /logs"
     ],
 )
 async def test_however_much_an_agent_writes_it_is_graded(
-    tmp_path: Path, image: Path, command: str, artifact_mb: int, crosses: bool, reward: float
+    boxes: Boxes,
+    tmp_path: Path,
+    image: Path,
+    command: str,
+    artifact_mb: int,
+    crosses: bool,
+    reward: float,
 ) -> None:
     """An artifact that is too large to cross is graded in the agent's own sandbox, as in Harbor;
     what is broken there or here is the agent's doing.
     """
-    task, env, boxes = _task(tmp_path, image, TXT), HarborEnv(), isolated("pyns")
+    task, env = _task(tmp_path, image, TXT), HarborEnv()
     await verify(env, task, boxes=boxes)
     call = ToolCall("bash", {"command": command})
     limits = RolloutLimits(artifact_mb=artifact_mb)
@@ -326,12 +356,12 @@ async def test_however_much_an_agent_writes_it_is_graded(
 
 
 async def test_more_artifacts_than_are_kept_cross_to_a_separate_verifier(
-    tmp_path: Path, image: Path
+    boxes: Boxes, tmp_path: Path, image: Path
 ) -> None:
     toml = 'artifacts = ["/workspace/data"]\n' + TOML.replace(
         "[verifier]\n", '[verifier]\nenvironment_mode = "separate"\n'
     )
-    task, env, boxes = _task(tmp_path, image, TXT, toml), HarborEnv(), isolated("pyns")
+    task, env = _task(tmp_path, image, TXT, toml), HarborEnv()
     call = ToolCall("bash", {"command": f"{RIGHT}; {NOISE}"})
     limits = RolloutLimits(artifact_mb=1)
     played = await play(env, task, Replies(call, "done"), boxes=boxes, limits=limits)
