@@ -214,9 +214,8 @@ seen = {"argv": sys.argv, "stdin": sys.stdin.read(), "files": files, "variable":
 json.dump(seen | {"url": os.environ["ANTHROPIC_BASE_URL"]}, open("seen", "w"))
 """
 PROMPTS = {
-    "braces": "Mend {model} for {home}.",
-    "an option": "--strict is ignored",
-    "a list": '- [ ] I have searched\n- [x] \\U0001F600 "quoted": {a: 1}',
+    "odd": "--strict is ignored by {model} for {home}\n- [ ] I have searched\n"
+    '- [x] \\U0001F600 "quoted": {a: 1}',
     "long": "\N{GRINNING FACE}\N{LINE SEPARATOR}\x7f'x' " * 20_000,
 }
 

@@ -45,11 +45,13 @@ from tests.waiting import until
 GROUPS = 6
 
 
-@pytest.fixture(params=["local", "flight"])
+@pytest.fixture
 async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[GatewayHarness]:
-    """A gateway over a network of each kind."""
-    async with running_gateway(tmp_path, request.param) as made:
+    async with running_gateway(tmp_path, getattr(request, "param", "local")) as made:
         yield made
+
+
+on_each_network = pytest.mark.parametrize("service", ["local", "flight"], indirect=True)
 
 
 async def submit(service: GatewayHarness, count: int = GROUPS, **config: object) -> None:
@@ -77,6 +79,7 @@ async def replay(where: Path, hot: Path) -> AsyncIterator[str]:
     endpoint.close()
 
 
+@on_each_network
 async def test_a_run_is_filtered_streamed_committed_and_replayed(
     service: GatewayHarness, tmp_path: Path
 ) -> None:
@@ -102,6 +105,7 @@ async def test_a_run_is_filtered_streamed_committed_and_replayed(
             assert await asyncio.to_thread(stream, trainer) == live[2:]
 
 
+@on_each_network
 async def test_a_second_store_continues_where_the_first_stopped(service: GatewayHarness) -> None:
     await submit(service)
     async with pipeline(service):
@@ -119,6 +123,7 @@ async def test_a_second_store_continues_where_the_first_stopped(service: Gateway
     assert verify(directory(service)) == []
 
 
+@on_each_network
 async def test_what_a_dead_store_handed_out_keeps_its_place(service: GatewayHarness) -> None:
     """The log has the hand-out, no part does, and nobody heard the answer."""
     async with pipeline(service):
@@ -194,6 +199,7 @@ def open_files() -> list[str]:
     return [fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
 
 
+@on_each_network
 async def test_a_run_is_compacted_while_it_is_written_and_streamed(service: GatewayHarness) -> None:
     quick = {"compact_every_commits": 2, "keep_replaced_s": 0.0, "flush_s": 0.001}
     store_config = service.config.store.model_copy(update=quick)
@@ -459,6 +465,7 @@ async def test_a_reward_that_fails_for_seven_of_eight_does_not(service: GatewayH
     assert (view["counts"]["failed"], view["counts"]["completed"], view["stalled"]) == (21, 3, "")
 
 
+@on_each_network
 async def test_a_store_that_can_hear_no_more_ends_loudly(service: GatewayHarness) -> None:
     """A handler's error once ended the control stream only: the process lived and the run hung."""
 
