@@ -76,7 +76,7 @@ class ToolCalls:
         if not isinstance(env, Responds):
             return None
         if (answer := self._recorded(turn, number)) is not None:
-            record.tools(answer.tool_s, 0)
+            record.add_tool_calls(answer.tool_s, 0)
             return answer.text
         self._check_open("the env's turns")
         began = self._clock()
@@ -87,7 +87,7 @@ class ToolCalls:
                     with self._marked(turn, number):
                         response = await within(context.deadline, response, "the env's turn")
         finally:
-            record.tools(self._clock() - began, 0)
+            record.add_tool_calls(self._clock() - began, 0)
         text = checked_response(response, env.name)
         self._write(turn, number, text, self._clock() - began)
         return text
@@ -96,7 +96,7 @@ class ToolCalls:
         """Returns the recorded result of a call of an earlier worker; the env restores the state
         that it had then.
         """
-        answer = self._journal.answer(turn, number)
+        answer = self._journal.recorded_answer(turn, number)
         if answer is not None:
             self.recorded_s += answer.tool_s
             if answer.state is not None:
@@ -113,7 +113,7 @@ class ToolCalls:
         """Record an answer in the journal, and the env's state where it has changed."""
         before, after = self.state.committed, self.state.text
         self.state.committed = after
-        self._journal.tell(
+        self._journal.record_answer(
             ToolAnswer(
                 turn=turn,
                 index=number,
@@ -138,7 +138,7 @@ class ToolCalls:
             sandbox.mark(None)
 
     async def _once(self, turn: int, number: int, call: ToolCall, limit_s: float) -> ToolResult:
-        doubtful = self._journal.begin()
+        doubtful = self._journal.begin_call()
         if doubtful and not await self._repeats(call):
             return self._unknown(f"{call.name} may have run when its worker died")
         try:

@@ -131,7 +131,7 @@ async def _finish(
     ended = AttemptEnd(
         stop=end.stop, code=code, message=message, artifact=artifact, spent_s=spent_s
     )
-    journal.end(ended)
+    journal.record_end(ended)
     return end, artifact
 
 

@@ -62,13 +62,13 @@ class _Attempt:
 
     async def drive(self) -> End:
         context, record = self._context, self.record
-        prompt = self._journal.context(0, 0)
+        prompt = self._journal.recorded_context(0, 0)
         if prompt is None:
             most = max_token_bytes(context.renderer)
             check_fits(text_bytes(context.messages), most, context.limits.max_tokens)
             prompt = await self._rendering.prompt(context.messages, context.tools)
         check_room(len(prompt), context.limits.max_tokens)
-        record.sequence.context(prompt, turn=0)
+        record.sequence.append_context(prompt, turn=0)
         try:
             while (end := await self._turn(len(record.turns))) is None:
                 pass
@@ -109,11 +109,11 @@ class _Attempt:
         num_bytes = text_bytes(outputs)
         size = f"{num_bytes:,} bytes"
         if num_bytes <= room * max_token_bytes(context.renderer):  # else it is not worth rendering
-            bridge = self._journal.context(len(record.turns), record.sequence.segment)
+            bridge = self._journal.recorded_context(len(record.turns), record.sequence.segment)
             if bridge is None:
                 bridge = await self._rendering.bridge(completion.token_ids_C, outputs)
             if len(bridge) < room:
-                record.sequence.context(bridge, turn=len(record.turns))
+                record.sequence.append_context(bridge, turn=len(record.turns))
                 return None
             size = f"{len(bridge)} tokens"
         names = ", ".join(sorted({message.name for message in outputs} - {""})) or "tools"
@@ -127,14 +127,14 @@ class _Attempt:
         turn, parent = len(record.turns), record.sequence.segment
         if parent + 1 >= MAX_SEGMENTS:
             raise BudgetError(FailureCode.MAX_TURNS, f"{MAX_SEGMENTS} sequences")
-        prompt = self._journal.context(turn, parent + 1)
+        prompt = self._journal.recorded_context(turn, parent + 1)
         if prompt is None:
             prompt = await self._rendering.prompt(record.messages, self._context.tools)
         if len(prompt) >= limits.max_tokens:
             text = f"the conversation, {len(prompt)} tokens, does not fit: {limits.max_tokens=}"
             return End(StopReason.CONTEXT, Failure(code=FailureCode.MAX_TOKENS, message=text))
         sequence = record.begin(Lineage.COMPACTED, parent)
-        sequence.context(prompt, turn=turn)
+        sequence.append_context(prompt, turn=turn)
         self._segments.append(sequence)
         return None
 
@@ -151,5 +151,5 @@ class _Attempt:
         finally:
             self.record.messages += outputs
             tool_s = self._clock() - began + self._calls.recorded_s - earlier_s
-            self.record.tools(tool_s, len(calls))
+            self.record.add_tool_calls(tool_s, len(calls))
         return outputs

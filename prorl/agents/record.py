@@ -51,7 +51,7 @@ class SequenceRecord:
         self._temperatures: list[float] = []
         self._routing: list[Int16] = []
         self.last_context: Int32 = self._ids_L[:0]
-        """The ids that `context` appended last."""
+        """The ids that `append_context` appended last."""
 
     def __len__(self) -> int:
         return self._length
@@ -72,12 +72,12 @@ class SequenceRecord:
         view.flags.writeable = False
         return view
 
-    def context(self, ids: Int32, turn: int) -> None:
+    def append_context(self, ids: Int32, turn: int) -> None:
         self._append(ids)
         self.last_context = ids
         self._span(self._length, SpanKind.CONTEXT, -1, turn, 0.0)
 
-    def sampled(self, completion: Completion, turn: int, temperature: float) -> None:
+    def append_sampled(self, completion: Completion, turn: int, temperature: float) -> None:
         """Append what a model sampled, split where its version changes."""
         start = self._length
         self._append(completion.token_ids_C)
@@ -177,7 +177,7 @@ class AttemptRecord:
         """
         source = self._sequences[segment]
         forked = SequenceRecord(len(self._sequences), source.lineage, segment)
-        forked.context(source.ids_L[:length], turn)
+        forked.append_context(source.ids_L[:length], turn)
         self._sequences.append(forked)
         return forked
 
@@ -193,7 +193,7 @@ class AttemptRecord:
         weight = 1.0 / max(sum(record.trains for record in records), 1)
         return tuple(record.sequence(weight if record.trains else 0.0) for record in records)
 
-    def turn(
+    def add_turn(
         self,
         completion: Completion,
         prompt_tokens: int,
@@ -223,7 +223,7 @@ class AttemptRecord:
             key=lambda turn: turn.turn,
         )
 
-    def tools(self, tool_s: float, num_calls: int) -> None:
+    def add_tool_calls(self, tool_s: float, num_calls: int) -> None:
         """Add tool calls and their seconds to the last turn, if there is one."""
         self.tool_s += tool_s
         for last in self.turns[-1:]:

@@ -2,7 +2,7 @@
 
     sampler = Sampler(context)
     sequence = sampler.record.sequence
-    sequence.context(prompt_ids, turn=0)
+    sequence.append_context(prompt_ids, turn=0)
     completion = await sampler.sample(sequence, turn=0)     # its ids are in the sequence now
 
 Invariants: a call that an earlier worker of the attempt has recorded is given again, and only for
@@ -101,8 +101,8 @@ class Sampler:
     def _take(self, sequence: SequenceRecord, call: RecordedCall) -> Completion:
         """Append a model call that an earlier worker of the attempt has recorded."""
         completion, prompt_tokens = call.completion, len(sequence)
-        sequence.sampled(completion, call.turn, call.temperature)
-        self.record.turn(
+        sequence.append_sampled(completion, call.turn, call.temperature)
+        self.record.add_turn(
             completion, prompt_tokens, call.temperature, call.llm_s, sequence.segment, call.turn
         )
         self._min_version = max((self._min_version, *completion.versions))
@@ -121,8 +121,8 @@ class Sampler:
     ) -> None:
         """Write down what was sampled, on the node before any of its calls runs."""
         temperature = self._context.sampling.temperature
-        self.record.turn(completion, prompt_tokens, temperature, llm_s, sequence.segment, turn)
-        self._journal.say(
+        self.record.add_turn(completion, prompt_tokens, temperature, llm_s, sequence.segment, turn)
+        self._journal.record_call(
             RecordedCall(
                 turn=turn,
                 segment=sequence.segment,
@@ -150,15 +150,15 @@ class Sampler:
         max_new = min(max_new, context.limits.max_tokens - len(sequence))
         if max_new <= 0:
             raise BudgetError(FailureCode.MAX_TOKENS, f"{len(sequence)} tokens")
-        ear = PartialCompletion(self._clock)
-        request = self._request(sequence, turn, len(parts), max_new, ear)
+        partial = PartialCompletion(self._clock)
+        request = self._request(sequence, turn, len(parts), max_new, partial)
         try:
             with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, context.backend.name):
-                completion = await self._generate(request, ear)
+                completion = await self._generate(request, partial)
         except (BudgetError, BackendError, asyncio.CancelledError) as error:
             is_lie = isinstance(error, BackendError) and error.trouble is BackendFault.MALFORMED
-            if ear.part is not None and len(ear.part.token_ids_C) and not is_lie:
-                cut = replace(ear.part, finish_reason=FinishReason.ABORT)
+            if partial.part is not None and len(partial.part.token_ids_C) and not is_lie:
+                cut = replace(partial.part, finish_reason=FinishReason.ABORT)
                 with suppress(BackendError):  # a piece that cannot be is none
                     self._append(sequence, turn, parts, cut, max_new)
             raise
@@ -182,11 +182,11 @@ class Sampler:
         if self._context.routed_experts:
             completion = _checked_routing(completion, sequence)
         check_age(completion, self._oldest[turn])
-        sequence.sampled(completion, turn, self._context.sampling.temperature)
+        sequence.append_sampled(completion, turn, self._context.sampling.temperature)
         parts.append(completion)
         self._oldest[turn] = max((self._oldest[turn], *completion.versions))
 
-    async def _generate(self, request: GenerateRequest, ear: PartialCompletion) -> Completion:
+    async def _generate(self, request: GenerateRequest, partial: PartialCompletion) -> Completion:
         """Ask the backend for one completion.
 
         The policy answers for time in which it spoke, the backend for silence: a deadline after
@@ -196,8 +196,8 @@ class Sampler:
         try:
             return await within(context.deadline, context.backend.generate(request), "a model call")
         except BudgetError:
-            silent_s = self._clock() - ear.at
-            if silent_s < SILENT_S and (ear.part is not None or self.record.turns):
+            silent_s = self._clock() - partial.at
+            if silent_s < SILENT_S and (partial.part is not None or self.record.turns):
                 raise
             raise BackendError(
                 FailureCode.BACKEND_UNAVAILABLE,
@@ -211,7 +211,7 @@ class Sampler:
         turn: int,
         part: int,
         max_tokens: int,
-        ear: PartialCompletion,
+        partial: PartialCompletion,
     ) -> GenerateRequest:
         context, key = self._context, self._context.key
         return GenerateRequest(
@@ -231,7 +231,7 @@ class Sampler:
             + (f".{part}" if part else ""),
             session=context.session + (f"/{sequence.segment}" if sequence.segment else ""),
             min_version=self._oldest[turn],
-            on_part=ear,
+            on_part=partial,
             task=context.task,
             sample_index=context.sample_index,
             turn=turn,

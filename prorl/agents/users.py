@@ -315,7 +315,7 @@ class _Drive:
                 self._has_lost_call = True
                 raise
             finally:
-                self.record.tools(clock() - began + calls.recorded_s - recorded_s, 1)
+                self.record.add_tool_calls(clock() - began + calls.recorded_s - recorded_s, 1)
 
     async def _respond(self, request: RespondRequest) -> str | None:
         talk = self._talks.get(0)
@@ -376,7 +376,7 @@ class _Drive:
         sequence = last.sequence
         if talk.last is None or len(sequence) != last.end:
             sequence = self.record.fork(sequence.segment, last.end, request.turn)
-        sequence.context(bridge, request.turn)
+        sequence.append_context(bridge, request.turn)
         self._show(new, request.turn)
         return replace(last, sequence=sequence, messages=(*last.messages, *new))
 
@@ -404,7 +404,7 @@ class _Drive:
             self.record.messages.clear()  # the agent's own first prompt stands for the env's
             self._has_prompt = True
         sequence = self.record.begin(request.lineage, parent)
-        sequence.context(ids, request.turn)
+        sequence.append_context(ids, request.turn)
         self._show(messages if parent < 0 else request.messages, request.turn)
         return _Spoken(sequence, len(sequence), np.empty(0, np.int32), tools, tuple(messages))
 

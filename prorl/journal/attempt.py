@@ -73,7 +73,7 @@ class AttemptJournal:
         self._has_begun = resumes == 0
         """True once something happened under this worker that no earlier one can have begun."""
 
-    def remember(self, record: JournalRecord) -> None:
+    def restore(self, record: JournalRecord) -> None:
         """Take in what an earlier worker recorded, in its order."""
         match record:
             case RecordedCall():
@@ -86,7 +86,7 @@ class AttemptJournal:
 
     # ---- model calls
 
-    def context(self, turn: int, segment: int) -> Int32 | None:
+    def recorded_context(self, turn: int, segment: int) -> Int32 | None:
         """Recorded ids before a turn's sampled ones, if that turn began in this segment."""
         call = self._turns.get(turn)
         return call.context_ids if call is not None and call.segment == segment else None
@@ -110,7 +110,7 @@ class AttemptJournal:
         self.check_open()
         return None
 
-    def say(self, call: RecordedCall) -> None:
+    def record_call(self, call: RecordedCall) -> None:
         self._has_begun = True
         self._turns[call.turn] = call
         if self._sink is not None:
@@ -118,21 +118,21 @@ class AttemptJournal:
 
     # ---- tool calls, and the env's own turns
 
-    def answer(self, turn: int, index: int) -> ToolAnswer | None:
+    def recorded_answer(self, turn: int, index: int) -> ToolAnswer | None:
         """Returns a recorded answer. Raises RolloutError as `recorded_call`."""
         answer = self._answers.get((turn, index))
         if answer is None:
             self.check_open()
         return answer
 
-    def begin(self) -> bool:
+    def begin_call(self) -> bool:
         """Note that a tool call is about to be made. Returns whether an earlier incarnation may
         have made it: only the first call under a worker can be one.
         """
         doubtful, self._has_begun = not self._has_begun, True
         return doubtful
 
-    def tell(self, answer: ToolAnswer) -> None:
+    def record_answer(self, answer: ToolAnswer) -> None:
         """Write an answer down."""
         self._answers[answer.turn, answer.index] = answer
         if self._sink is not None:
@@ -140,7 +140,7 @@ class AttemptJournal:
 
     # ---- the end
 
-    def end(self, ended: AttemptEnd) -> None:
+    def record_end(self, ended: AttemptEnd) -> None:
         self.ended = ended
         if self._sink is not None:
             self._sink(FrameKind.END, ended_body(ended))

@@ -136,7 +136,7 @@ class Journals:
         sink = partial(self._write, opened) if opened is not None else None
         journal = AttemptJournal(sink, on_lost_tool_call=on_lost_tool_call, resumes=resumes)
         for record in recovered.records if recovered else ():
-            journal.remember(record)
+            journal.restore(record)
         return journal
 
     def adopt(self, recovered: Recovered, resumes: int) -> None:

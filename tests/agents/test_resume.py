@@ -73,7 +73,7 @@ def journal_of(
 ) -> AttemptJournal:
     journal = AttemptJournal(log, resumes=resumes)
     for record in records:
-        journal.remember(record)
+        journal.restore(record)
     return journal
 
 
@@ -129,7 +129,7 @@ def test_what_may_have_run_outside_a_sandbox_does_not_run_again(
     drive(AttemptJournal(log), Replies(*REPLIES), Outside())
     env = Outside()
     journal = AttemptJournal(Log(), resumes=1, on_lost_tool_call=on_lost_tool_call)
-    journal.remember(log.records[0])
+    journal.restore(log.records[0])
     resumed = drive(journal, Replies(*REPLIES[1:]), env)
     assert resumed.stop_reason is stop
     assert "0" not in env.codes

@@ -44,7 +44,7 @@ REPLIES = [Message(role="assistant", content=text) for text in ("one", "two", "t
 async def test_at_most_as_many_tokens_as_the_caller_wants() -> None:
     attempt_context = context(Replies(*REPLIES))
     sampler = Sampler(attempt_context)
-    sampler.record.sequence.context(RENDERER.prompt(attempt_context.messages, ()), turn=0)
+    sampler.record.sequence.append_context(RENDERER.prompt(attempt_context.messages, ()), turn=0)
     completion = await sampler.sample(sampler.record.sequence, turn=0, max_tokens=2)
     assert (len(completion.token_ids_C), completion.finish_reason) == (2, FinishReason.LENGTH)
 
@@ -52,7 +52,7 @@ async def test_at_most_as_many_tokens_as_the_caller_wants() -> None:
 async def _turns(attempt_context: AttemptContext, prompts: list[str]) -> Sampler:
     sampler = Sampler(attempt_context)
     for turn, prompt in enumerate(prompts):
-        sampler.record.sequence.context(ByteTokenizer().encode(prompt), turn=turn)
+        sampler.record.sequence.append_context(ByteTokenizer().encode(prompt), turn=turn)
         await sampler.sample(sampler.record.sequence, turn=turn)
     return sampler
 
@@ -69,7 +69,7 @@ async def test_a_recorded_completion_answers_only_for_an_equal_prompt() -> None:
     def past() -> AttemptJournal:
         journal = AttemptJournal(resumes=1)
         for record in records:
-            journal.remember(record)
+            journal.restore(record)
         return journal
 
     same = Replies()
@@ -161,7 +161,7 @@ async def test_a_turn_that_was_cut_behind_all_its_tokens_has_its_length() -> Non
         sampling=SamplingParams(max_tokens=len(ids)),
     )
     sampler = Sampler(attempt_context)
-    sampler.record.sequence.context(RENDERER.prompt(attempt_context.messages, ()), turn=0)
+    sampler.record.sequence.append_context(RENDERER.prompt(attempt_context.messages, ()), turn=0)
     completion = await sampler.sample(sampler.record.sequence, turn=0)
     assert completion.finish_reason is FinishReason.LENGTH
     np.testing.assert_array_equal(completion.token_ids_C, ids)

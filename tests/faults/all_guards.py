@@ -54,7 +54,7 @@ BY_HAND: dict[str, list[tuple[str, str]]] = {
     ],
     "account.rows > 0": [("account.rows > 0 < account.window_bytes", "account.window_bytes > 0")],
     "path not in named": [("[path for path in orphans if path not in named]", "orphans")],
-    "doubtful": [("= self._journal.begin()", "= self._journal.begin() and False")],
+    "doubtful": [("= self._journal.begin_call()", "= self._journal.begin_call() and False")],
     "worker.status.leaving": [
         (" and not worker.status.leaving", ""),
         ("end = EventKind.RETURN if worker.status.leaving else end", "pass"),
@@ -70,7 +70,7 @@ BY_HAND: dict[str, list[tuple[str, str]]] = {
             "[",
         ),
     ],
-    "ear.part": [("if ear.part is not None and len(ear.part.token_ids_C)", "if False")],
+    "partial.part": [("if partial.part is not None and len(partial.part.token_ids_C)", "if False")],
     "self._leased.pop": [
         ("lease = self._leased.pop(lease_id, None)", "lease = self._leased.get(lease_id)"),
         ("self._leased.pop(lease_id, None)", "pass"),

@@ -28,19 +28,19 @@ def _write(folder: Path) -> Journals:
     journals = Journals(folder)
     assert journals.open() == []
     journals.begin(row())
-    _tell(journals.attempt(read_key(row()), on_lost_tool_call="report"))
+    _record(journals.attempt(read_key(row()), on_lost_tool_call="report"))
     return journals
 
 
-def _tell(journal: AttemptJournal) -> None:
+def _record(journal: AttemptJournal) -> None:
     for record in RECORDS:
         match record:
             case RecordedCall():
-                journal.say(record)
+                journal.record_call(record)
             case ToolAnswer():
-                journal.tell(record)
+                journal.record_answer(record)
             case AttemptEnd():
-                journal.end(record)
+                journal.record_end(record)
 
 
 def _prefix(recovered: Recovered) -> int:
@@ -74,7 +74,7 @@ def test_an_attempt_reuses_the_file_of_a_dropped_attempt(tmp_path: Path) -> None
     assert len(list(tmp_path.glob("*.journal"))) == 2
     journals.drop(read_key(row()))
     journals.begin(row(3))
-    journals.attempt(read_key(row(3)), on_lost_tool_call="report").say(recorded_call(0))
+    journals.attempt(read_key(row(3)), on_lost_tool_call="report").record_call(recorded_call(0))
     assert len(list(tmp_path.glob("*.journal"))) == 2
     journals.drop(read_key(row(2)))  # its empty file is one that a killed worker leaves
 
@@ -98,7 +98,7 @@ def test_what_was_dropped_is_not_written_by_its_agent(tmp_path: Path) -> None:
     late = journals.attempt(read_key(row()), on_lost_tool_call="report")
     journals.drop(read_key(row()))
     journals.begin(row(2))
-    late.say(recorded_call(5))
+    late.record_call(recorded_call(5))
     journals.close()
     (recovered,) = Journals(tmp_path).open()
     assert (recovered.key, recovered.records) == (read_key(row(2)), ())
@@ -149,7 +149,7 @@ def test_a_restarted_worker_resumes_after_the_last_whole_record(tmp_path: Path) 
     journal = journals.attempt(recovered.key, on_lost_tool_call="report")
     assert journal.resumes == 4
     assert same(journal.recorded_call(0, b"") or recorded_call(9), recorded_call(0))
-    journal.tell(answer(1))
+    journal.record_answer(answer(1))
     journals.close()
     (again,) = Journals(tmp_path).open()
     assert again.resumes == 4
@@ -201,7 +201,7 @@ def test_an_attempt_beyond_the_bound_loses_its_journal_with_a_warning(
     journals.begin(row())
     journal = journals.attempt(read_key(row()), on_lost_tool_call="report")
     for turn in range(20):
-        journal.say(recorded_call(turn))
+        journal.record_call(recorded_call(turn))
     assert journals.num_bytes == 0
     assert "without a journal" in caplog.text
     assert not list(tmp_path.glob("*.journal"))
@@ -233,9 +233,9 @@ def test_with_sync_each_record_is_on_disk_before_what_comes_next(tmp_path: Path)
     path = str(next(tmp_path.glob("*.journal")))
     assert synced == [path, str(tmp_path)]
     journal = journals.attempt(read_key(row()), on_lost_tool_call="report")
-    journal.say(recorded_call(0))
+    journal.record_call(recorded_call(0))
     assert synced[2:] == [path]
-    journal.tell(answer(0))
+    journal.record_answer(answer(0))
     assert synced[3:] == [path]
 
 

@@ -237,7 +237,7 @@ class ConversationTree:
         if len(sequence) != parent.end:
             self.counts["forked_calls"] += 1
             sequence = self._record.fork(sequence.segment, parent.end, turn)
-        sequence.context(bridge, turn)
+        sequence.append_context(bridge, turn)
         assert parent.reply is not None
         place = parent.num_messages
         self.counts["continued_calls"] += 1
@@ -257,7 +257,7 @@ class ConversationTree:
         if not self._calls:
             self._record.messages.clear()  # the agent's own first prompt stands for the env's
         sequence = self._record.begin(lineage, parent)
-        sequence.context(ids, turn)
+        sequence.append_context(ids, turn)
         self.counts["rendered_calls"] += 1
         self._wrote(conversation.messages, turn)
         return sequence
