@@ -169,7 +169,7 @@ class GrowingRun:
             batch = list(islice(leased, credit))
             with self.meter("commit", len(batch)):
                 for record in batch:
-                    self.core.rollouts.hold(record, workers["init"], "init")
+                    self.core.rollouts.add_holder(record, workers["init"], "init")
                 keys = [AttemptKey(run.run_id, r.rollout_id, r.life.attempt) for r in batch]
                 self.core.commits.reserve(workers["store"], keys)
                 self._commit(f"p{run.commits.next_commit}", keys)
@@ -202,7 +202,7 @@ class GrowingRun:
         self.write(rollouts)
         for record in self.run.rollouts.values():
             if record.life.state == "leased":
-                self.core.rollouts.hold(record, self.core.state.workers["init"], "init")
+                self.core.rollouts.add_holder(record, self.core.state.workers["init"], "init")
 
     def cancel(self, step: str, rollouts: int) -> None:
         """Cancels so many rollouts; the store decides what has ended meanwhile."""

@@ -45,7 +45,7 @@ class SteppedCore:
         init = self.core.state.workers.get("init")
         if init is not None:
             for record, _ in batch.granted:
-                self.core.rollouts.hold(record, init, "init")
+                self.core.rollouts.add_holder(record, init, "init")
         return batch
 
     def submit(self, *bodies: GroupBody, run: RunRecord | None = None) -> list[GroupRecord]:

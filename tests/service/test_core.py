@@ -36,7 +36,7 @@ from prorl.service.core.candidates import GroupBody
 from prorl.service.core.core import Core
 from prorl.service.core.outbox import read_page
 from prorl.service.core.recover import load
-from prorl.service.core.rollouts import LAST_REST_S
+from prorl.service.core.rollouts import LAST_RETRY_S
 from prorl.service.core.state import IN_HAND, RolloutRecord, RunRecord, State, WorkerRecord
 from prorl.service.log.log import ControlLog
 from prorl.types import GroupState, Json, RolloutState
@@ -195,7 +195,7 @@ class Machine(RuleBasedStateMachine):
         record, attempt = self.waiting.pop(pick % len(self.waiting))
         init = self.core.state.of_role("init")
         if record.life.state is RolloutState.LEASED and record.life.attempt == attempt:
-            self.core.rollouts.hold(record, init[pick % len(init)], "init")
+            self.core.rollouts.add_holder(record, init[pick % len(init)], "init")
 
     @precondition(lambda self: self.live() and self.workers())
     @rule(
@@ -417,9 +417,9 @@ class Machine(RuleBasedStateMachine):
     def nobody_is_forgotten(self) -> None:
         """Every open rollout is somewhere from where it goes on."""
         run = self.run
-        assert all(until - self.now <= LAST_REST_S for until, _, _ in run.queues.resting)
+        assert all(until - self.now <= LAST_RETRY_S for until, _, _ in run.queues.delayed)
         ready, pool = (
-            {*run.queues.ready, *(record for _, _, record in run.queues.resting)},
+            {*run.queues.ready, *(record for _, _, record in run.queues.delayed)},
             set(run.queues.pool),
         )
         buffered = {record for record, _ in [*self.waiting, *self.core.changes._batch.granted]}

@@ -35,7 +35,7 @@ from prorl.errors import ConflictError, FencedError
 from prorl.flight import FlightNetwork, this_incarnation
 from prorl.schema import CONTROL
 from prorl.schema.fields import SCHEMA_VERSION
-from prorl.service.core.rollouts import FIRST_REST_S
+from prorl.service.core.rollouts import FIRST_RETRY_S
 from prorl.types import FailureCode
 from tests.service.running_gateway import (
     CHAIN,
@@ -189,7 +189,7 @@ async def test_retries_end_as_failed_with_a_row_for_the_store(tmp_path: Path) ->
         for attempt in (1, 2):
             (key,) = await init.take()
             assert key.attempt == attempt
-            assert time.monotonic() - failed_at > FIRST_REST_S / 2, "it rests before that"
+            assert time.monotonic() - failed_at > FIRST_RETRY_S / 2, "it rests before that"
             failed_at = time.monotonic()
             init.say(Failed(message="no image"), key, code="sandbox_start")
         (ended,) = await store.hear(Kind.TERMINAL)

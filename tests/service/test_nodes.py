@@ -9,7 +9,7 @@ import pytest
 from prorl.control import ControlRow, Failover, Hello, Kind, Leaving, Released, Stats
 from prorl.errors import FencedError, NotFoundError
 from prorl.schema.fields import SCHEMA_VERSION
-from prorl.service.core import lines, workers
+from prorl.service.core import node_links, workers
 from prorl.service.core.core import Core
 from prorl.service.core.lifecycle import EventKind
 from prorl.service.core.state import RolloutRecord, WorkerRecord
@@ -78,7 +78,7 @@ def leased(core: Core, worker: WorkerRecord) -> RolloutRecord:
     core.acceptance.groups(run, core.acceptance.check(run, [group("t")], {}))
     core.pump(1)
     ((record, _),) = core.changes.take().granted
-    core.rollouts.hold(record, worker, "init")
+    core.rollouts.add_holder(record, worker, "init")
     return record
 
 
@@ -312,23 +312,26 @@ def black_hole(core: Core, clock: Clock) -> RolloutRecord:
 def test_a_node_with_a_flapping_connection_gets_no_leases_and_a_reason(
     core: Core, clock: Clock
 ) -> None:
-    for place in range(lines.BREAKS):
+    for place in range(node_links.BREAKS):
         record = black_hole(core, clock)
         assert charged(record) == (0, 0)
         core.sweep()
-        assert not hello(core, "n1/chain-0").status.lease_block_reason or place == lines.BREAKS - 1
+        assert (
+            not hello(core, "n1/chain-0").status.lease_block_reason
+            or place == node_links.BREAKS - 1
+        )
     worker = hello(core, "n1/chain-0")
     core.sweep()
     assert "its line broke 3 times and nothing came through" in worker.status.lease_block_reason
-    clock.now += lines.FIRST_REST_S
+    clock.now += node_links.FIRST_BLOCK_S
     core.sweep()
     assert not worker.status.lease_block_reason, "it is tried again"
     black_hole(core, clock)
     worker = hello(core, "n1/chain-0")
-    clock.now += lines.FIRST_REST_S
+    clock.now += node_links.FIRST_BLOCK_S
     core.sweep()
-    assert worker.status.lease_block_reason, "and rests longer when that was in vain"
-    core.rollouts.lines.delivered(worker)
+    assert worker.status.lease_block_reason, "and is blocked longer when that was in vain"
+    core.rollouts.node_links.note_delivery(worker)
     core.sweep()
     assert not worker.status.lease_block_reason, "a row of it in the store is a line that works"
 
@@ -357,11 +360,13 @@ def test_finished_attempts_of_an_unreachable_node_are_leased_to_others(
     outbox = core.changes.take().outbox
     assert all(outbox[worker][-1].kind is Kind.CANCEL for worker in (chain, grader))
     assert "its line broke" in chain.status.lease_block_reason
-    assert list(core.workers.cut_off()) == []
+    assert list(core.workers.blocked_absent_nodes()) == []
     core.workers.handle_disconnect(chain)
-    assert [node for node, _ in core.workers.cut_off()] == ["n1"], "its streams may all be cut"
+    assert [node for node, _ in core.workers.blocked_absent_nodes()] == ["n1"], (
+        "its streams may all be cut"
+    )
     stalled(0.0)
-    assert list(core.workers.cut_off()) == []
+    assert list(core.workers.blocked_absent_nodes()) == []
 
 
 def test_a_store_that_is_away_is_no_line_that_broke(core: Core, clock: Clock) -> None:

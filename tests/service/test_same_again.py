@@ -27,14 +27,14 @@ def _lives(folder: Path, seed: int) -> tuple[list[int], list[tuple[float, int]]]
     core.pump(COUNT)
     run = core.run("r")
     for rollout_id in _order():
-        core.rollouts.hold(run.rollouts[rollout_id], worker, "init")
+        core.rollouts.add_holder(run.rollouts[rollout_id], worker, "init")
     random.seed(seed)
     for rollout_id in range(0, COUNT, 4):
         core.rollouts.failed(run.rollouts[rollout_id], 1, "sandbox_start", "")
     core.workers.handle_disconnect(worker)
     log.close()
-    resting = [(until, rollout_id) for until, rollout_id, _ in sorted(run.queues.resting)]
-    return [record.rollout_id for record in run.queues.ready], resting
+    delayed = [(until, rollout_id) for until, rollout_id, _ in sorted(run.queues.delayed)]
+    return [record.rollout_id for record in run.queues.ready], delayed
 
 
 def _order() -> list[int]:
@@ -42,7 +42,7 @@ def _order() -> list[int]:
 
 
 def test_the_same_events_lead_to_the_same_state(tmp_path: Path) -> None:
-    ready, resting = _lives(tmp_path, 1)
+    ready, delayed = _lives(tmp_path, 1)
     assert ready == [i for i in reversed(_order()) if i % 4], "the last one taken goes first"
-    assert (ready, resting) == _lives(tmp_path, 2)
-    assert len({until for until, _ in resting}) == COUNT // 4, "they do not come back together"
+    assert (ready, delayed) == _lives(tmp_path, 2)
+    assert len({until for until, _ in delayed}) == COUNT // 4, "they do not come back together"

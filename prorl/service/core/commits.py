@@ -79,7 +79,7 @@ class Commits(CorePart):
             record, Event(kind=EventKind.RESERVE, attempt=key.attempt)
         ):
             return RefusalReason.FENCED
-        self._rollouts.hold(record, store, "store")
+        self._rollouts.add_holder(record, store, "store")
         return None
 
     def _find(self, run_id: str, rollout_id: int) -> RolloutRecord | None:

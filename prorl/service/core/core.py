@@ -178,7 +178,7 @@ class Core:
         """End a run of which nothing can be stored: whatever it has in hand is stopped."""
         for record in list(run.rollouts.values()):
             for worker in [worker for worker in record.holders if worker.is_store]:
-                self.rollouts.leave(record, worker, EventKind.RETURN)
+                self.rollouts.remove_holder(record, worker, EventKind.RETURN)
         for group in list(run.groups.values()):
             self.cancel_group(group)
         self.runs.fail(run, reason)
@@ -207,12 +207,12 @@ class Core:
         """Handle a row of a worker's control stream, after its hello. Raises UserError for a row
         that no worker sends.
         """
-        self.workers.hear(worker)
+        self.workers.note_seen(worker)
         match row.kind:
             case Kind.STARTED | Kind.PROGRESS | Kind.FAILED | Kind.RELEASED:
                 self._event(worker, row)
             case Kind.LEAVING:
-                self.workers.leaves(worker)
+                self.workers.note_leaving(worker)
             case Kind.STATS:
                 stats = row.read(Stats)
                 self.watched.served(self.workers.report(worker, row.stage, stats), stats)

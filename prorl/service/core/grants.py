@@ -61,7 +61,7 @@ class LeaseGrants(CorePart):
         runs = [
             (run.in_hand, place, run)
             for place, run in enumerate(self._state.open.values())
-            if run.queues.rested(clock)
+            if run.queues.has_waiting(clock)
         ]
         heapq.heapify(runs)
         while room > 0 and runs:
@@ -166,7 +166,7 @@ class LeaseGrants(CorePart):
         `num_in_hand`: the rollouts in hand of all open runs.
         """
         budget_s = run.config.limits.queue_s
-        for record in [*run.queues.ready, *(record for _, _, record in run.queues.resting)]:
+        for record in [*run.queues.ready, *(record for _, _, record in run.queues.delayed)]:
             since = record.unplaced_at
             queued = record.life.state is RolloutState.QUEUED
             if queued and since is not None and since <= now - budget_s:

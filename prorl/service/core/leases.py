@@ -186,7 +186,7 @@ class Leases(CorePart):
                 if record is not None and current:
                     self._rollouts.await_claim(record, CLAIM_GRACE_S, EventKind.RETURN)
             elif record is not None and current:
-                self._rollouts.hold(record, worker, GRAPH.names[0])
+                self._rollouts.add_holder(record, worker, GRAPH.names[0])
             else:
                 self._rollouts.stop(worker, AttemptKey(run_id, rollout_id, attempt))
 

@@ -1,12 +1,13 @@
-"""Nodes whose line breaks again and again with nothing coming through: no leases for a while.
+"""Blocks leases to a node whose connection breaks again and again while nothing comes through.
 
 Small packets may pass where large ones do not (MTU): such a node comes back each time, takes leases
-and falls silent. What it held is charged to nobody, so that nothing else would end it.
+and falls silent. Its attempts are charged to nobody, so nothing else would end that circle.
 
-    gives up what it held, `BREAKS` times without a row of it in the store -> no leases for a rest,
-    twice as long each time; a row of it in the store -> as if nothing had been
-    keeps its control stream, and what it finished does not reach the store -> no leases until it
-    does, or for `LAST_REST_S` when it is not here any more
+    its attempts were given up `BREAKS` times,    -> no leases for FIRST_BLOCK_S,
+    and none of its rows reached the store           twice as long each further time
+    its control stream lives, but its finished    -> no leases until one does,
+    rows do not reach the store                      at most for LAST_BLOCK_S
+    one of its rows reaches the store             -> everything is forgotten
 
 Pure but for the clock. Bounded by the names of nodes.
 """
@@ -22,7 +23,7 @@ BREAKS = 3
 """One break is a cable, two a switch that restarts; three without a row are large packets that
 never pass.
 """
-FIRST_REST_S, LAST_REST_S = 60.0, 960.0
+FIRST_BLOCK_S, LAST_BLOCK_S = 60.0, 960.0
 HINT = "do large packets pass? compare the MTU of both ends"
 
 
@@ -30,40 +31,43 @@ class NodeLinks:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._sessions: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
-        """The sessions by node and worker: those that ended and lost what they held."""
-        self._rests: dict[str, tuple[int, float]] = {}
-        """The rests by node: breaks when its last rest began, and when that ends."""
-        self._stalled: dict[str, float] = {}
-        """The stall of each node: until when nothing is sent to it."""
+        """Sessions by node and worker that ended and whose attempts were given up."""
+        self._blocks: dict[str, tuple[int, float]] = {}
+        """By node: its breaks when it was blocked last, and when that block ends."""
+        self._stalls: dict[str, float] = {}
+        """By node: when the block of a stalled node ends."""
 
-    def lost(self, worker: WorkerRecord) -> None:
-        """Something that a session of the worker held was given up."""
+    def note_break(self, worker: WorkerRecord) -> None:
+        """Note that an attempt of a session of the worker was given up."""
         self._sessions[worker.node][worker.name].add(worker.session)
         num_breaks = self._num_breaks(worker.node)
-        before, _ = self._rests.get(worker.node, (BREAKS - 1, 0.0))
+        before, _ = self._blocks.get(worker.node, (BREAKS - 1, 0.0))
         if num_breaks > before:
-            rest_s = min(LAST_REST_S, FIRST_REST_S * 2.0 ** (num_breaks - BREAKS))
-            self._rests[worker.node] = num_breaks, self._clock() + rest_s
+            block_s = min(LAST_BLOCK_S, FIRST_BLOCK_S * 2.0 ** (num_breaks - BREAKS))
+            self._blocks[worker.node] = num_breaks, self._clock() + block_s
 
-    def stalls(self, node: str) -> None:
-        self._stalled[node] = self._clock() + LAST_REST_S
+    def note_stall(self, node: str) -> None:
+        """Note that finished rows of a node do not reach the store, though its streams live."""
+        self._stalls[node] = self._clock() + LAST_BLOCK_S
 
-    def works(self, node: str) -> None:
-        self._stalled.pop(node, None)
+    def clear_stall(self, node: str) -> None:
+        self._stalls.pop(node, None)
 
-    def delivered(self, worker: WorkerRecord) -> None:
+    def note_delivery(self, worker: WorkerRecord) -> None:
+        """Note that a row of the worker's node has reached the store: its connection works."""
         self._sessions.pop(worker.node, None)
-        self._rests.pop(worker.node, None)
-        self.works(worker.node)
+        self._blocks.pop(worker.node, None)
+        self.clear_stall(worker.node)
 
-    def troubles(self) -> list[tuple[str, str]]:
-        return [(n, why) for n in {*self._rests, *self._stalled} if (why := self.trouble(n))]
+    def blocked_nodes(self) -> list[tuple[str, str]]:
+        """Returns the nodes that get no leases now, and why."""
+        return [(n, why) for n in {*self._blocks, *self._stalls} if (why := self.block_reason(n))]
 
-    def trouble(self, node: str) -> str:
+    def block_reason(self, node: str) -> str:
         """Returns why a node gets no leases now; empty when it does."""
-        if self._stalled.get(node, 0.0) > self._clock():
+        if self._stalls.get(node, 0.0) > self._clock():
             return f"its line broke and what it finished does not reach the store ({HINT})"
-        _, until = self._rests.get(node, (0, 0.0))
+        _, until = self._blocks.get(node, (0, 0.0))
         remaining_s = until - self._clock()
         if remaining_s <= 0:
             return ""

@@ -28,7 +28,7 @@ from prorl.control import (
 from prorl.filters import GroupMember, find_filter
 from prorl.service.core.changes import Base, CorePart
 from prorl.service.core.lifecycle import Action, Event, EventKind, step
-from prorl.service.core.lines import NodeLinks
+from prorl.service.core.node_links import NodeLinks
 from prorl.service.core.observed import Observed, Phase
 from prorl.service.core.runs import RunLifecycle
 from prorl.service.core.sampler import LATE
@@ -58,8 +58,9 @@ _PHASES = {
 MAX_MESSAGE = 2000
 """Characters of a failure's text that the log keeps."""
 
-FIRST_REST_S, LAST_REST_S = 0.25, 4.0
-"""Until an attempt that infrastructure failed is tried again: doubled each time, with jitter."""
+FIRST_RETRY_S, LAST_RETRY_S = 0.25, 4.0
+"""Wait before an attempt that infrastructure failed is tried again: doubled each time, with jitter.
+"""
 
 _WHY = {
     EventKind.LOST: "no worker has it any more",
@@ -74,8 +75,8 @@ class Orphan(NamedTuple):
     until: float
     """The time when it will be certain, on the loop's clock."""
     end: EventKind
-    line: WorkerRecord | None = None
-    """The worker of another host whose stream ended: its line was cut, or its host died."""
+    disconnected: WorkerRecord | None = None
+    """The worker of another host whose stream ended: its connection was cut, or its host died."""
 
 
 _NO_ORPHAN = Orphan(-1, 0.0, EventKind.LOST)
@@ -85,7 +86,7 @@ class Rollouts(CorePart):
     def __init__(self, base: Base, runs: RunLifecycle) -> None:
         super().__init__(base)
         self._runs = runs
-        self.lines = NodeLinks(base.clock)
+        self.node_links = NodeLinks(base.clock)
         self.observed = Observed()
         self._orphans: dict[RolloutRecord, Orphan] = {}
 
@@ -98,7 +99,7 @@ class Rollouts(CorePart):
         life, actions = step(before, event)
         if life is not before:
             if event.kind is not EventKind.COMMIT and _began(record) and life.state not in IN_HAND:
-                self._tell_attempt(record, event, message)
+                self._append_attempt_row(record, event, message)
             record.life = life
             if message:
                 record.message = message[:MAX_MESSAGE]
@@ -122,13 +123,13 @@ class Rollouts(CorePart):
                     record.group.members.pending -= 1
             self._changes.mark_rollout(record)
         failed_again = life.infra_failures > before.infra_failures
-        rest_s = _rest_s(record) if failed_again else 0.0
+        retry_s = _retry_delay_s(record) if failed_again else 0.0
         if life.state is RolloutState.COMPLETED and life is not before:
             record.run.progress.failure_streak = (FailureCode.NONE, 0, "")
             for worker in record.holders:
-                self.lines.delivered(worker)
+                self.node_links.note_delivery(worker)
         for action in actions:
-            self._act(record, action, rest_s)
+            self._act(record, action, retry_s)
         return Action.FENCE not in actions
 
     @staticmethod
@@ -136,7 +137,7 @@ class Rollouts(CorePart):
         if state is not RolloutState.QUEUED:
             run.progress.states[state] += change
 
-    def _tell_attempt(self, record: RolloutRecord, event: Event, message: str) -> None:
+    def _append_attempt_row(self, record: RolloutRecord, event: Event, message: str) -> None:
         """Write a row of `attempts`: the current attempt ends without a row in `rollouts`."""
         code = _CODES.get(event.kind) or event.code or record.life.cancel_code
         record.run.progress.failed_attempts[code, record.node] += 1
@@ -177,7 +178,7 @@ class Rollouts(CorePart):
         busy_s, slots = sum(load.busy_s for load in stats), sum(load.slots for load in stats)
         run.effort.committed(groups, self._clock(), busy_s, slots)
 
-    def _act(self, record: RolloutRecord, action: Action, rest_s: float = 0.0) -> None:
+    def _act(self, record: RolloutRecord, action: Action, retry_s: float = 0.0) -> None:
         match action:
             case Action.GRANT:
                 record.lease_confirmed = False
@@ -187,7 +188,7 @@ class Rollouts(CorePart):
                 self._changes.grant(record)
             case Action.REQUEUE:
                 record.since = self._clock()
-                record.group.run.queues.queue_again(record, record.since, rest_s)
+                record.group.run.queues.queue_again(record, record.since, retry_s)
             case Action.CANCEL_ATTEMPT:
                 for worker in record.holders:
                     self.stop(worker, record.key)
@@ -307,7 +308,7 @@ class Rollouts(CorePart):
 
     # ---- holders
 
-    def hold(self, record: RolloutRecord, worker: WorkerRecord, stage: str) -> None:
+    def add_holder(self, record: RolloutRecord, worker: WorkerRecord, stage: str) -> None:
         """Make the worker a holder of the current attempt, which is in this stage there."""
         record.holders.add(worker)
         worker.in_flight.add(record)
@@ -317,29 +318,29 @@ class Rollouts(CorePart):
         if record.life.state is not RolloutState.RESERVED or worker.is_store:
             self._orphans.pop(record, None)
 
-    def leave(
+    def remove_holder(
         self,
         record: RolloutRecord,
         worker: WorkerRecord,
         end: EventKind = EventKind.LOST,
         grace_s: float = 0.0,
     ) -> None:
-        """Note that the worker is no holder any more. The last holder's leave ends the attempt by
-        `end` (LOST or RETURN): at once, or unless a worker claims it within `grace_s`.
+        """Note that the worker is no holder any more. Without any holder the attempt ends by `end`
+        (LOST or RETURN): at once, or unless a worker claims it within `grace_s`.
         """
         record.holders.discard(worker)
         worker.in_flight.discard(record)
         self._unreserve(record)
         if record.holders or record.life.state not in IN_HAND:
             return
-        line = (
+        disconnected = (
             worker
             if worker.remote and end is EventKind.RETURN and not worker.status.leaving
             else None
         )
         end = EventKind.RETURN if worker.status.leaving else end
         if grace_s:
-            self._wait_until(record, self._latest(record, grace_s), end, line)
+            self._wait_until(record, self._latest(record, grace_s), end, disconnected)
         else:
             self.lost(record, end)
 
@@ -361,11 +362,13 @@ class Rollouts(CorePart):
         record: RolloutRecord,
         until: float,
         end: EventKind,
-        line: WorkerRecord | None = None,
+        disconnected: WorkerRecord | None = None,
     ) -> None:
         earlier = self._orphan(record)
         end = EventKind.RETURN if earlier.end is EventKind.RETURN else end
-        self._orphans[record] = Orphan(record.life.attempt, until, end, line or earlier.line)
+        self._orphans[record] = Orphan(
+            record.life.attempt, until, end, disconnected or earlier.disconnected
+        )
 
     def _orphan(self, record: RolloutRecord) -> Orphan:
         """Returns what is known of the current attempt as an orphan."""
@@ -414,8 +417,8 @@ class Rollouts(CorePart):
                 self.stop(worker, record.key)
                 record.holders.discard(worker)
                 worker.in_flight.discard(record)
-            if orphan.line is not None and not living:
-                self.lines.lost(orphan.line)
+            if orphan.disconnected is not None and not living:
+                self.node_links.note_break(orphan.disconnected)
             # Only the stream broke to a chain that lives: the lease never reached it.
             self.lost(record, EventKind.RETURN if living else orphan.end)
 
@@ -456,7 +459,7 @@ class Rollouts(CorePart):
         elif stage == Stage.EVAL and record.life.state is RolloutState.RUNNING:
             self._leave_phase(record, Phase.RUN)
         record.lease_confirmed = True
-        self.hold(record, worker, stage)
+        self.add_holder(record, worker, stage)
         return True
 
     def failed(
@@ -478,7 +481,7 @@ class Rollouts(CorePart):
     def released(self, worker: WorkerRecord, record: RolloutRecord, attempt: int) -> None:
         """Note that the worker has stopped its part of the attempt, and is no holder any more."""
         if record.life.attempt == attempt and worker in record.holders:
-            self.leave(record, worker)
+            self.remove_holder(record, worker)
 
 
 _CODES = {EventKind.LOST: FailureCode.WORKER_LOST, EventKind.RETURN: FailureCode.RETURNED}
@@ -494,14 +497,14 @@ def _began(record: RolloutRecord) -> bool:
     )
 
 
-def _rest_s(record: RolloutRecord) -> float:
+def _retry_delay_s(record: RolloutRecord) -> float:
     """Returns the seconds until a rollout that infrastructure failed may be leased again.
 
     What broke needs time, and rollouts that failed together must not come back together: each has a
     jitter of its own, which follows from its key, so that the same events lead to the same times.
     """
     jitter = crc32(repr(record.key).encode()) / (1 << 32)
-    longest = min(LAST_REST_S, FIRST_REST_S * 2.0 ** (record.life.infra_failures - 1))
+    longest = min(LAST_RETRY_S, FIRST_RETRY_S * 2.0 ** (record.life.infra_failures - 1))
     return longest * (0.5 + 0.5 * jitter)
 
 

@@ -380,8 +380,10 @@ class RunQueues:
     """Accepted, not started; their records are in the log only."""
     ready: deque[RolloutRecord] = field(default_factory=deque)
     """Members of started groups that wait for a lease."""
-    resting: list[tuple[float, int, RolloutRecord]] = field(default_factory=list)
-    """A heap of those that infrastructure failed: ready at that time of the loop's clock."""
+    delayed: list[tuple[float, int, RolloutRecord]] = field(default_factory=list)
+    """A heap of rollouts that become ready at that time of the loop's clock: most of them wait for
+    their next attempt after a failure of infrastructure.
+    """
     ending: deque[tuple[GroupRecord, FailureCode]] = field(default_factory=deque)
     """Started groups that are still to be ended, and why (`Rollouts.end_groups`)."""
 
@@ -404,17 +406,17 @@ class RunQueues:
         """Put rollouts that cannot be placed now before the others, in their order."""
         self.ready.extendleft(reversed(rollouts))
 
-    def queue_again(self, record: RolloutRecord, now: float, rest_s: float) -> None:
-        """It goes first when it has rested."""
-        if rest_s:
-            heapq.heappush(self.resting, (now + rest_s, record.rollout_id, record))
+    def queue_again(self, record: RolloutRecord, now: float, delay_s: float) -> None:
+        """Queue a rollout before the others, after a delay."""
+        if delay_s:
+            heapq.heappush(self.delayed, (now + delay_s, record.rollout_id, record))
         else:
             self.ready.appendleft(record)
 
-    def rested(self, now: float) -> bool:
-        """Returns whether somebody waits for a lease; those that have rested do from here on."""
-        while self.resting and self.resting[0][0] <= now:
-            self.ready.appendleft(heapq.heappop(self.resting)[2])
+    def has_waiting(self, now: float) -> bool:
+        """Make those ready whose delay is over. Returns whether any rollout waits for a lease."""
+        while self.delayed and self.delayed[0][0] <= now:
+            self.ready.appendleft(heapq.heappop(self.delayed)[2])
         return bool(self.ready or self.pool)
 
     def end(self, groups: Iterable[GroupRecord], code: FailureCode) -> None:

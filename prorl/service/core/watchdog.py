@@ -144,7 +144,7 @@ class ProgressWatchdog:
             quiet = now - run.watch.moved[1] > QUIET_S
             waits = [
                 *islice(run.queues.ready, 1),
-                *(r for _, _, r in islice(run.queues.resting, 1)),
+                *(r for _, _, r in islice(run.queues.delayed, 1)),
             ]
             image = next((image_of(record.group) for record in waits), "") if quiet else ""
             unplaceable = image if image and nobody_has(self._state, image) else ""

@@ -6,9 +6,13 @@ broken, and chains that keep a journal, whose next incarnation reads it.
 
     stream ends -> handle_disconnect -> grace -> settle_orphans of `rollouts.py` -> LOST or RETURN
                                           |
-                                        hello     in_flight: the same incarnation still has these
-                                                  claims: a new incarnation goes on with these
-                                                  (ADOPT) the rest: `_settle_unclaimed`
+                                        hello
+
+What a hello says of the attempts that the worker had before:
+
+    in_flight   the same incarnation still has these: nothing changes
+    claims      a new incarnation goes on with these from its journal (ADOPT)
+    the rest    they end now, or soon: `_settle_unclaimed`
 
 `lifecycle.py` says what LOST and RETURN cost; `_end_of_last_incarnation` chooses between them where
 a process has died. A worker that leaves in order says so first, or is told to (`drain`): what it
@@ -220,7 +224,9 @@ class Workers(CorePart):
             end = EventKind.RETURN if worker.remote else EventKind.LOST
             if not same_incarnation:
                 end = _end_of_last_incarnation(record, earlier, worker)
-            self._rollouts.leave(record, earlier, end, CLAIM_GRACE_S if same_incarnation else 0.0)
+            self._rollouts.remove_holder(
+                record, earlier, end, CLAIM_GRACE_S if same_incarnation else 0.0
+            )
 
     def handle_disconnect(self, worker: WorkerRecord) -> None:
         """End what only this worker held, since its control stream has ended: at once, or after
@@ -235,7 +241,7 @@ class Workers(CorePart):
             self._away[worker.name] = _Disconnected(worker, in_flight, until)
         for record in in_flight:
             end = EventKind.RETURN if worker.remote else EventKind.LOST
-            self._rollouts.leave(record, worker, end, grace_s)
+            self._rollouts.remove_holder(record, worker, end, grace_s)
         self._tell_endpoints()
 
     def _grace_s(self, worker: WorkerRecord) -> float:
@@ -252,7 +258,7 @@ class Workers(CorePart):
         for name in [name for name, away in self._away.items() if away.until < now]:
             del self._away[name]
 
-    def hear(self, worker: WorkerRecord) -> None:
+    def note_seen(self, worker: WorkerRecord) -> None:
         """Note that a row of the worker has come: it is alive."""
         worker.status.seen_at = self._clock()
 
@@ -267,8 +273,8 @@ class Workers(CorePart):
         worker.status.stats[role] = stats
         return before
 
-    def leaves(self, worker: WorkerRecord) -> None:
-        """Notes that the worker gives up what it has in order from here on."""
+    def note_leaving(self, worker: WorkerRecord) -> None:
+        """Note that the worker leaves in order: what it gives back now is charged to nobody."""
         worker.status.leaving = True
 
     def drain(self, node: str, deadline_s: float | None) -> list[WorkerRecord]:
@@ -280,7 +286,7 @@ class Workers(CorePart):
             nodes = sorted({w.node for w in self._state.workers.values() if not w.is_store})
             raise NotFoundError(f"no node {node!r} works here; those that do: {', '.join(nodes)}")
         for worker in workers:
-            self.leaves(worker)
+            self.note_leaving(worker)
             row = ControlRow.of(Drain(deadline_s=deadline_s))
             self._changes.send(worker, row)
         self._changes.urgent = True
@@ -298,13 +304,13 @@ class Workers(CorePart):
         self._give_up_stalled(self._clock())
         for init in self._state.of_role("init"):
             init.status.lease_block_reason = (
-                self._rollouts.lines.trouble(init.node) if init.remote else ""
+                self._rollouts.node_links.block_reason(init.node) if init.remote else ""
             )
 
-    def cut_off(self) -> Iterable[tuple[str, str]]:
-        """Returns the nodes without an INIT worker whose line is in trouble, and the trouble."""
+    def blocked_absent_nodes(self) -> Iterable[tuple[str, str]]:
+        """Returns the blocked nodes that have no INIT worker here now, and why they are blocked."""
         here = {init.node for init in self._state.of_role("init")}
-        return [(n, why) for n, why in self._rollouts.lines.troubles() if n not in here]
+        return [(n, why) for n, why in self._rollouts.node_links.blocked_nodes() if n not in here]
 
     def _give_up_stalled(self, now: float) -> None:
         """Give back the attempts that a node has finished and cannot deliver, though its EVAL and
@@ -318,16 +324,16 @@ class Workers(CorePart):
             if stats is None or not worker.remote or not stores:
                 continue
             if not stats.stalled_s:
-                self._rollouts.lines.works(worker.node)
+                self._rollouts.node_links.clear_stall(worker.node)
             if min(stats.stalled_s, now - worker.came_at, *stores) <= GIVE_UP_S:
                 continue
-            self._rollouts.lines.stalls(worker.node)
+            self._rollouts.node_links.note_stall(worker.node)
             for record in list(worker.in_flight):
                 if record.life.state is not RolloutState.RUNNING:
                     continue
                 for holder in list(record.holders):
                     self._rollouts.stop(holder, record.key)
-                    self._rollouts.leave(record, holder, EventKind.RETURN)
+                    self._rollouts.remove_holder(record, holder, EventKind.RETURN)
 
     def _tell_endpoints(self) -> None:
         """Tell each worker whose upstreams have changed. To tell everybody everything grows with

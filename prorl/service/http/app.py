@@ -52,7 +52,7 @@ def create_app(gateway: Gateway) -> GuardMiddleware:
         listener = gateway.config.listener
         soon = await asyncio.to_thread(ends_soon, gateway.config.root) if listener else {}
         warnings = [f"the certificate in {file} ends in {d:.0f} days" for file, d in soon.items()]
-        warnings += [f"{n} gets no leases: {why}" for n, why in core.workers.cut_off()]
+        warnings += [f"{n} gets no leases: {why}" for n, why in core.workers.blocked_absent_nodes()]
         if gateway.trouble:
             warnings.insert(0, f"nothing is accepted: {gateway.trouble}")
         now, proving = asyncio.get_running_loop().time(), gateway.proofs.all()
