@@ -115,7 +115,7 @@ class _Trial:
             raise RolloutError(self.problem.code, self.problem.message)
 
 
-class Verified:
+class TaskVerifier:
     """Tries each task once on this node before a rollout of it is scored, if its env can do that
     (`SupportsTaskVerification`).
 
@@ -227,7 +227,7 @@ class EvalOperator(StageOperator):
         rests_s: Sequence[float] = RESTS_S,
     ) -> None:
         super().__init__(host, get_env, is_cancelled=is_cancelled, clock=clock)
-        self._verified = Verified(host, clock)
+        self._task_verifier = TaskVerifier(host, clock)
         self._rests_s = rests_s
 
     async def __call__(self, row: Row) -> Added:
@@ -274,7 +274,7 @@ class EvalOperator(StageOperator):
         owner = owner_of(key)
         try:
             # in its own time: a trial for all siblings is not charged to one of them
-            await self._verified.check(env, task, owner, 2 * eval_s)
+            await self._task_verifier.check(env, task, owner, 2 * eval_s)
             in_place = None if row.value("rescorable") else read_sandbox(row)
             state = EnvState(text=row.value("env_state"))
             artifact = row.value("artifact")
@@ -298,7 +298,9 @@ class EvalOperator(StageOperator):
         for rest_s in (*self._rests_s, None):
             try:
                 async with asyncio.timeout(job.eval_s + GRACE_S):
-                    return await self._tries(job, Deadline(job.eval_s, clock=self._clock))
+                    return await self._score_with_retries(
+                        job, Deadline(job.eval_s, clock=self._clock)
+                    )
             except TimeoutError:
                 text = f"not scored within eval_s = {job.eval_s:g} s"
                 problem = GraderError(FailureCode.GRADER_ERROR, text)
@@ -312,11 +314,11 @@ class EvalOperator(StageOperator):
             await asyncio.sleep(rest_s)
         raise AssertionError
 
-    async def _tries(self, job: _Job, deadline: Deadline) -> Score:
+    async def _score_with_retries(self, job: _Job, deadline: Deadline) -> Score:
         problems: list[str] = []
         while len(problems) < TRIES and not deadline.expired:
             try:
-                return await self._once(job, deadline)
+                return await self._score_once(job, deadline)
             except (SandboxError, ToolError) as error:
                 log.info("scoring %s again: %s", job.owner, error)
                 problems.append(str(error))
@@ -326,7 +328,7 @@ class EvalOperator(StageOperator):
             f"{len(problems)} tries: {'; '.join(problems) or 'no time left'}",
         )
 
-    async def _once(self, job: _Job, deadline: Deadline) -> Score:
+    async def _score_once(self, job: _Job, deadline: Deadline) -> Score:
         spec = sandbox_spec(job.env, job.task, Stage.EVAL)
         async with AsyncExitStack() as stack:
             sandbox = None
