@@ -611,7 +611,11 @@ class Limits(StrictModel):
         " or a program, has 1800",
     )
     eval_s: float = Field(
-        default=_LIMITS.eval_s, gt=0, le=86400, description="seconds of EVAL, retries included"
+        default=_LIMITS.eval_s,
+        gt=0,
+        le=86400,
+        description="seconds of one grading, tries at the sandbox included; a grader that fails is"
+        " called again, until twice as long has passed",
     )
     queue_s: float = Field(
         default=_LIMITS.queue_s,
