@@ -59,8 +59,9 @@ MISTAKE = 2
 """Exit code of a program that was told something wrong: trying again would not help."""
 
 MAX_RESTARTS = 5
-"""Deaths of one child with no commit in between and no incarnation that lasted. Two are a task that
-is then left out (`crashes`), a third may be another; more will not end by themselves.
+"""Restarts of one child with no commit in between and no incarnation that lasted; after the next
+death the service gives up. Two deaths are a task that is then left out (`crashes`), a third may be
+another; more will not end by themselves.
 """
 
 STEADY_S = 60.0

@@ -1,6 +1,7 @@
-"""The history of tasks: one row a task, over this run and the earlier ones that it names.
+"""The history of a run's tasks: one row for each task, over the groups that were decided so far.
 
-A hundred bytes a task; made from stored rows when a store starts, then kept up to date.
+A task takes a hundred bytes. A store that starts computes the history from the stored rows, and
+adds to it from then on.
 """
 
 from __future__ import annotations
