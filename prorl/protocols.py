@@ -1,8 +1,8 @@
 """The architecture on a few screens: what the parts promise. Implementations meet only here.
-An agent's promise stands beside what an agent is given: `prorl.agents.context`.
+What an agent promises stands beside the record that it gets: `prorl.agents.context`.
 
-    trainer, CLI --HTTP--> gateway --lease--> INIT --ready--> RUN --ran--> EVAL --scored--> store
-    --DoGet--> trainer
+    trainer, CLI --HTTP--> gateway
+    gateway --lease--> INIT --ready--> RUN --ran--> EVAL --scored--> store --DoGet--> trainer
 
 Everything between processes is a `Channel`: an ordered two-way stream of record batches, over Arrow
 Flight or inside one loop. Two protocols run over channels: an *edge* (work one way; credit and acks

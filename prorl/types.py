@@ -2,8 +2,8 @@
 
 Open this file first, `protocols.py` second.
 
-    Task --n siblings--> Group --> Rollout --1..n--> Attempt --> Trajectory = Sequences + Turns +
-    Messages
+    Task --> Group --n siblings--> Rollout --1 or more--> Attempt --> Trajectory
+    Trajectory = Sequences + Turns + Messages
 
 All records are frozen. Token ids and logprobs are numpy arrays from the moment a model call returns
 until they are an Arrow buffer; they are never Python lists in between. Shape suffixes: L = tokens

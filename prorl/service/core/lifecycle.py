@@ -3,19 +3,21 @@
 Everything else in the gateway exists to bring events here and to carry the actions out, after they
 are durable.
 
-    QUEUED --lease--> LEASED --started_run--> RUNNING --reserve--> RESERVED --commit--> COMPLETED,
+    QUEUED --lease--> LEASED --started_run--> RUNNING --reserve--> RESERVED --commit--> COMPLETED
       ^                 |                        |                     |
-      +- retry, return -+------------------------+---------------------+          or FAILED unscored
-                        FAILED when the budget for retries is used up
-    any open state --cancel--> CANCELLED (from RESERVED only once the store lets go of it: a commit
-    in flight wins)
+      +- retry, return -+------------------------+---------------------+
+
+    RESERVED --commit--> FAILED            where EVAL could not score the rollout
+    LEASED to RESERVED --> FAILED          when the budget for retries is used up
+    any open state --cancel--> CANCELLED   from RESERVED only once the store lets go of it: a
+                                           commit in flight wins
 
 Rules that the table alone enforces:
 - An event that names another attempt than the current one changes nothing and answers FENCE.
 - A terminal state never changes.
 - Infrastructure failures and deaths of our own workers are counted apart; either budget ends the
   rollout as FAILED.
-- What a worker that leaves in order gives back is counted nowhere.
+- An attempt that is returned (its worker left in order, its connection broke) counts nowhere.
 - Only LEASE raises `attempt`, by one; only ADOPT raises `resumes`, and charges nothing.
 
 A group: OPEN -> KEPT | DROPPED (first decision stands) -> DELIVERED | STALE (first hand-out stands)
