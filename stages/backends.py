@@ -177,7 +177,7 @@ class Backends:
                     backend = opening.result()
                     if isinstance(backend, Labelled):
                         backend.weights_changed()
-        self._tell(url)
+        self._wake(url)
 
     def clear_pauses(self) -> None:
         """Forget which servers are paused: the gateway has come back, and says it anew."""
@@ -191,7 +191,7 @@ class Backends:
         fresh = [url for url in dead if url not in self._dead]
         self._dead = {url: self._dead.get(url, now) for url in dead}
         for url in fresh:
-            self._tell(url)
+            self._wake(url)
 
     # ---- what attempts ask
 
@@ -260,7 +260,7 @@ class Backends:
         except RolloutError:
             return  # no evidence either way
         self.answered(url, began)
-        self._tell(url)
+        self._wake(url)
 
     def count(self, url: str, run_id: str, call: CallTotals) -> None:
         self.served[url] = self.served.get(url, CallTotals()).plus(call)
@@ -268,7 +268,7 @@ class Backends:
         if len(self.runs) > LAST_RUNS:
             del self.runs[next(iter(self.runs))]
 
-    def _tell(self, url: str) -> None:
+    def _wake(self, url: str) -> None:
         for attempt in list(self._waiting.get(url, ())):
             attempt.look()
 

@@ -143,7 +143,7 @@ class Routed:
             request,
             newest_version=max(newest, request.newest_version),
             weights=weights,
-            on_part=lambda part: self._hear(part, request),
+            on_part=lambda part: self._receive_part(part, request),
         )
         self._part, self._received_at = None, self._clock()
         self._prompt_tokens = len(request.prompt_ids_L)
@@ -342,7 +342,7 @@ class Routed:
         self._pause_deadline("paused", self._backends.is_paused(self.name))
         self._news.set()
 
-    def _hear(self, part: Completion, request: GenerateRequest) -> None:
+    def _receive_part(self, part: Completion, request: GenerateRequest) -> None:
         self._part = part
         self._received_at = self._clock()
         self._backends.answered(self.name, self._began_at)

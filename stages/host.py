@@ -1,19 +1,21 @@
 """`StageHost`: hosts an operator between an Inlet and an Outlet; knows rows, credit and events.
 
-    upstream --rows--> Inlet --> operator, one task per row, at most `slots` --> Growth --> Outlet
-    --rows--> downstream
-                         <------- done, ack -------                  <------- acked, lost -------
+    upstream --rows--> Inlet --> operator --> Growth --> Outlet --rows--> downstream
+             <-- done, ack --                                   <-- acked, lost --
+
+The operator runs one task per row, at most `slots` at a time (a row that waits for a guest takes no
+slot).
 
 What frees a slot: at INIT the row's arrival at RUN; at RUN and EVAL the operator's end, once the
 Outlet had room for the result. What acks upstream: only EVAL, when the store acked; a RUN row is
 therefore kept until the store's commit.
 
-Every row in hand is told to the gateway when it comes (`started`) and, when no valid row will
-leave, when it ends: `failed` with the code, or `released` when somebody asked to stop it. A row
-whose failure is infra, task or cancelled still goes downstream if it has turns, for `partial/`.
-EVAL passes rows that failed in RUN on without a word, since their fate is decided.
+The gateway learns of every row in hand: `started` when it comes; and, when no valid row will leave,
+`failed` with the code, or `released` where somebody asked to stop it. A row whose failure is infra,
+task or cancelled still goes downstream if it has turns, for `partial/`. EVAL passes on rows that
+failed in RUN without a message, since their fate is decided.
 
-An operator's exception is never more than its own row: ours become their code, foreign ones
+An exception of the operator fails its own row only: an error of ours by its code, any other as
 `stage_error`. Not promised: an end in time, when an operator ignores both its deadline and its
 cancellation.
 """
@@ -267,7 +269,7 @@ class StageHost:
         del self._working[key]
         self._cancelled.discard(key)
         if added is None:
-            self._leave([key])
+            self._remove([key])
             return
         # In hand until downstream acks it. While the row is converted and while it waits for room
         # in the outlet, a cancellation or a lost downstream may take it out of `_finished` (INIT):
@@ -277,10 +279,10 @@ class StageHost:
             grown = await self._grow(row, added)
         except RolloutError as error:
             # Columns that cannot be converted are a bug of ours, at the cost of this row alone.
-            if self._unfinish(key) is not None:
+            if self._pop_finished(key) is not None:
                 self._report(key, _failure(error))
                 await self._release(row)
-                self._leave([key])
+                self._remove([key])
             return
         if key in self._finished:
             self._finished[key] = grown
@@ -348,24 +350,24 @@ class StageHost:
 
     def _acked(self, keys: list[AttemptKey]) -> None:
         for key in keys:
-            self._unfinish(key)
-        self._leave(keys)
+            self._pop_finished(key)
+        self._remove(keys)
 
     def _give_up(self, keys: list[AttemptKey]) -> None:
         """Gives back rows that no consumer took, or whose consumer left before it began."""
         assert self._tasks is not None
         for key in keys:
-            row = self._unfinish(key)
+            row = self._pop_finished(key)
             if row is not None:
                 self._emit(Released(), key, stage=self.name)
                 self._tasks.create_task(self._release(row))
-        self._leave(keys)
+        self._remove(keys)
 
-    def _unfinish(self, key: AttemptKey) -> Row | None:
+    def _pop_finished(self, key: AttemptKey) -> Row | None:
         self._finished_at.pop(key, None)
         return self._finished.pop(key, None)
 
-    def _leave(self, keys: list[AttemptKey]) -> None:
+    def _remove(self, keys: list[AttemptKey]) -> None:
         """Removes these attempts from those in hand: frees their slots, lets EVAL's upstream forget
         them.
         """

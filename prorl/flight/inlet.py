@@ -1,10 +1,10 @@
 """`Inlet`: the consumer's side of an edge. It dials upstreams, grants credit and sends acks.
 
     inlet = Inlet(network, "ran", hello, slots=16)
-    inlet.set_upstreams(locations)              # whenever `endpoints` changes
-    for taken in await inlet.take(): ...     # waits for at least one row; [] once closed
-    inlet.done(key)                             # its slot is free: credit goes back
-    inlet.ack(keys)                             # its fate is durable: the upstream may forget it
+    inlet.set_upstreams(locations)                  # whenever `endpoints` changes
+    for received in await inlet.take(): ...         # waits for at least one row; [] once closed
+    inlet.done(key)                                 # its slot is free: credit goes back
+    inlet.ack(keys)                                 # it is durable: upstream may forget it
 
 On edges without redelivery a row is acked when it arrives, so `ack` is not called there. A row that
 arrives again, since its stream was lost before the ack, is not given twice. While the row is in
@@ -12,9 +12,9 @@ hand, its ack goes to the stream over which it came last; later it is acked agai
 `REMEMBERED` keys are remembered; beyond that the commit's uniqueness decides).
 
 An upstream that is no longer announced is not dialled again, but a stream that still works is kept.
-`received` is told of each row before anybody hears that it has come. While `may_take` says no, no
-credit is given: what was given before is still used. Credit and acks travel together (`pacing`).
-Rows in hand are bounded by credit (`ConsumerCredit`).
+`received` gets each row before its sender or the gateway learns of its arrival. While `may_take`
+returns false, no further credit is granted; earlier credit is still used. Credit and acks travel
+together (`pacing`). Rows in hand are bounded by credit (`ConsumerCredit`).
 """
 
 from __future__ import annotations
