@@ -6,9 +6,9 @@ and a new one begins), for nothing is left that could be graded later.
 
 A row that failed in RUN with class infra, task or cancelled passes unscored. A grader that fails,
 or is not ready within `limits.eval_s`, is asked again here with the same artifact: after each of
-`RESTS_S`, with `eval_s` anew each time, as long as fewer than two `eval_s` are spent. What it still
-cannot score is `grader_error`, never 0: such a row is stored with its sequences and without a
-reward, and nothing is sampled anew (`UNSCORED`).
+`RETRY_DELAYS_S`, with `eval_s` anew each time, as long as fewer than two `eval_s` are spent. What
+it still cannot score is `grader_error`, never 0: such a row is stored with its sequences and
+without a reward, and nothing is sampled anew (`UNSCORED`).
 
 Trouble with the sandbox is tried again, too, at most `TRIES` times each time the grader is asked;
 what remains is `eval_failed`, which another attempt may mend on another node. At the end everything
@@ -85,9 +85,10 @@ TRIES = 3
 MAX_REFUSALS = 64
 """Hosts that a row names; one sandbox gives 33 at most (`sandbox/node/proxy.py`)."""
 
-RESTS_S = (1.0, 4.0, 16.0)
-"""Before a grader that failed is asked again: a judge over HTTP may be away for some seconds. The
-slot is held meanwhile, so that RUN waits instead of a heap of artifacts."""
+RETRY_DELAYS_S = (1.0, 4.0, 16.0)
+"""Waits before a grader that failed is called again: a judge over HTTP may be away for some
+seconds. The row keeps its slot meanwhile, so that RUN waits and artifacts do not pile up.
+"""
 
 GRACE_S = wait_limit_s("eval.grace")
 
@@ -224,11 +225,11 @@ class EvalOperator(StageOperator):
         *,
         is_cancelled: Callable[[AttemptKey], bool],
         clock: Clock = now,
-        rests_s: Sequence[float] = RESTS_S,
+        retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
     ) -> None:
         super().__init__(host, get_env, is_cancelled=is_cancelled, clock=clock)
         self._task_verifier = TaskVerifier(host, clock)
-        self._rests_s = rests_s
+        self._retry_delays_s = retry_delays_s
 
     async def __call__(self, row: Row) -> Added:
         """Score one row; never raises for what grading can suffer."""
@@ -295,7 +296,7 @@ class EvalOperator(StageOperator):
         for what is not the grader's doing.
         """
         began = self._clock()
-        for rest_s in (*self._rests_s, None):
+        for delay_s in (*self._retry_delays_s, None):
             try:
                 async with asyncio.timeout(job.eval_s + GRACE_S):
                     return await self._score_with_retries(
@@ -307,11 +308,11 @@ class EvalOperator(StageOperator):
             except GraderError as error:
                 problem = error
             is_final = problem.code is not FailureCode.GRADER_ERROR  # it will say the same again
-            if is_final or rest_s is None or self._clock() - began >= 2 * job.eval_s:
+            if is_final or delay_s is None or self._clock() - began >= 2 * job.eval_s:
                 raise problem
-            log.info("asking the grader of %s again in %g s: %s", job.owner, rest_s, problem)
+            log.info("asking the grader of %s again in %g s: %s", job.owner, delay_s, problem)
             await self._stop_fresh(job)
-            await asyncio.sleep(rest_s)
+            await asyncio.sleep(delay_s)
         raise AssertionError
 
     async def _score_with_retries(self, job: _Job, deadline: Deadline) -> Score:

@@ -1,8 +1,8 @@
 """Tool calls of an attempt and the env's own turns: run once each, whatever becomes of the worker.
 
 When a worker dies in the middle of a call, the next incarnation finds no answer of it in the
-journal and makes it again (`_once`), which is safe where the call runs in the sandbox: it has an
-id, by which the sandbox knows it and gives the result that it had. A call that acts outside the
+journal and makes it again (`_run_once`), which is safe where the call runs in the sandbox: it has
+an id, by which the sandbox knows it and gives the result that it had. A call that acts outside the
 sandbox is made again only if the env says that it may be (`DeclaresRepeatableTools`); else the
 policy is told that it may have run, or the attempt fails, as the run wants it
 (`on_lost_tool_call`).
@@ -62,8 +62,8 @@ class ToolCalls:
         self._check_open("tool calls")
         began = self._clock()
         limit_s = min(context.limits.tool_s, context.deadline.remaining_s)
-        text = tool_text(await self._once(turn, number, call, limit_s), limit_s)
-        self._write(turn, number, text, self._clock() - began)
+        text = tool_text(await self._run_once(turn, number, call, limit_s), limit_s)
+        self._record_answer(turn, number, text, self._clock() - began)
         return text
 
     async def respond(
@@ -89,7 +89,7 @@ class ToolCalls:
         finally:
             record.add_tool_calls(self._clock() - began, 0)
         text = checked_response(response, env.name)
-        self._write(turn, number, text, self._clock() - began)
+        self._record_answer(turn, number, text, self._clock() - began)
         return text
 
     def _recorded(self, turn: int, number: int) -> ToolAnswer | None:
@@ -109,7 +109,7 @@ class ToolCalls:
             raise RolloutError(FailureCode.CANCELLED, "")
         self._context.deadline.check(FailureCode.DEADLINE, action)
 
-    def _write(self, turn: int, number: int, text: str | None, tool_s: float) -> None:
+    def _record_answer(self, turn: int, number: int, text: str | None, tool_s: float) -> None:
         """Record an answer in the journal, and the env's state where it has changed."""
         before, after = self.state.committed, self.state.text
         self.state.committed = after
@@ -137,7 +137,7 @@ class ToolCalls:
         finally:
             sandbox.mark(None)
 
-    async def _once(self, turn: int, number: int, call: ToolCall, limit_s: float) -> ToolResult:
+    async def _run_once(self, turn: int, number: int, call: ToolCall, limit_s: float) -> ToolResult:
         doubtful = self._journal.begin_call()
         if doubtful and not await self._repeats(call):
             return self._unknown(f"{call.name} may have run when its worker died")

@@ -2,12 +2,12 @@
 
     ROOT/journal/run-0/ lock 0.journal 1.journal ...
 
-A file begins with the row as it was received, before anybody hears that it has come, and is emptied
-when the row leaves the worker's hands (committed, failed, cancelled); the next attempt has it then,
-since making and removing a file costs eight times what emptying one does. A worker that starts
-finds the files of its last incarnation. One writer: the folder is locked for as long as its process
-lives. Bounded by `limit_bytes` over all files; an attempt whose record does not fit, or cannot be
-written, loses its journal, aloud, and goes on without one.
+A file begins with the row as it was received, which is written before its sender or the gateway
+learns of the arrival. When the attempt ends here (committed, failed, cancelled), the file is
+emptied and used for another attempt, since making and removing one costs eight times as much. A
+worker that starts finds the files of its last incarnation. One writer: the folder is locked for as
+long as its process lives. Bounded by `limit_bytes` over all files; an attempt whose record does not
+fit, or cannot be written, loses its journal, with a warning, and goes on without one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger("prorl.journal")
 
 
 class _Open:
-    """The journal of an attempt in hand; one without a file was given up, or has left."""
+    """The journal of an attempt in hand; without a file: given up, or of an attempt that ended."""
 
     __slots__ = ("fd", "key", "num_bytes", "num_frames", "path")
 
@@ -64,7 +64,7 @@ class Journals:
         """The journals of all attempts in hand; bounded by the worker's slots."""
         self._spare: list[tuple[Path, int]] = []
         """Files that are empty."""
-        self._pasts: dict[AttemptKey, tuple[Recovered, int]] = {}
+        self._recovered: dict[AttemptKey, tuple[Recovered, int]] = {}
         self._lock = -1
         self._numbers = count()
         self.num_bytes = 0
@@ -131,7 +131,7 @@ class Journals:
         return path, os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
 
     def attempt(self, key: AttemptKey, *, on_lost_tool_call: str) -> AttemptJournal:
-        recovered, resumes = self._pasts.pop(key, (None, 0))
+        recovered, resumes = self._recovered.pop(key, (None, 0))
         opened = self._open.get(key)
         sink = partial(self._write, opened) if opened is not None else None
         journal = AttemptJournal(sink, on_lost_tool_call=on_lost_tool_call, resumes=resumes)
@@ -140,8 +140,8 @@ class Journals:
         return journal
 
     def adopt(self, recovered: Recovered, resumes: int) -> None:
-        """Go on writing what the last incarnation left, behind its last whole frame; `resumes`
-        counts.
+        """Go on writing the journal of the last incarnation, behind its last whole frame.
+        `resumes`: how many workers have taken the attempt over, this one included.
         """
         journal = _Open(recovered.key, recovered.path, -1)
         journal.num_frames = recovered.num_frames
@@ -156,7 +156,7 @@ class Journals:
             self._open[recovered.key] = journal
             self._write(journal, FrameKind.TAKEOVER, takeover_body(resumes))
         # Last: a journal that cannot be written any more is given up, what was read of it is not.
-        self._pasts[recovered.key] = recovered, resumes
+        self._recovered[recovered.key] = recovered, resumes
 
     def refuse(self, recovered: Recovered) -> None:
         """Remove what the last incarnation left of an attempt that does not go on here."""
@@ -165,7 +165,7 @@ class Journals:
 
     def drop(self, key: AttemptKey) -> None:
         """The attempt is no longer in hand; idempotent."""
-        self._pasts.pop(key, None)
+        self._recovered.pop(key, None)
         journal = self._open.pop(key, None)
         if journal is not None:
             self._end(journal, again=True)
@@ -226,7 +226,9 @@ class Journals:
     # ---- reading
 
     def _recover(self, path: Path) -> Recovered | None:
-        """Returns what a file holds up to its first torn frame; None, aloud, when it is damaged."""
+        """Returns what a file holds up to its first torn frame; None, with a warning, when it is
+        damaged.
+        """
         if not path.stat().st_size:
             path.unlink()
             return None

@@ -64,18 +64,18 @@ def _rollouts(
     columns = {name: batch.column(name) for name in ROLLOUTS.names if name in SCORED.names}
     low, high = _versions(batch, sequences, parents)
     ended = _ended(batch)
-    trains = pa.array(ended == RolloutState.COMPLETED.value)
+    is_completed = pa.array(ended == RolloutState.COMPLETED.value)
     columns |= {
         "status": pa.array(ended),
         **_failure_columns(batch),
-        "reward": pc.if_else(trains, batch.column("reward"), None),
+        "reward": pc.if_else(is_completed, batch.column("reward"), None),
         **_count_columns(batch, sequences, parents),
         "min_version": pa.array(low),
         "max_version": pa.array(high),
         "committed_at": pa.array([datetime.now(UTC)] * rows, ROLLOUTS.field("committed_at").type),
         "logprob_sum": _logprob_sums(sequences, parents, rows),
     }
-    columns["valid"] = pc.and_(columns["valid"], trains)
+    columns["valid"] = pc.and_(columns["valid"], is_completed)
     return batch_of(columns, ROLLOUTS)
 
 
@@ -286,7 +286,7 @@ class RowVerdict(NamedTuple):
     committable: bool
     """Else it is kept in `partial/`."""
     problem: str
-    """The reason why it is invalid; empty where it is not, committable or no."""
+    """The reason why the row is invalid; empty for a valid row, committable or not."""
 
 
 def row_verdicts(batch: pa.RecordBatch) -> list[RowVerdict]:
@@ -295,14 +295,14 @@ def row_verdicts(batch: pa.RecordBatch) -> list[RowVerdict]:
     """
     try:
         with boundary(RolloutError, FailureCode.INVALID_ROW, "row"):
-            verdicts = batch.column("eval_failure_code").to_pylist()
-            counts = [
-                FAILURE_CLASS[code].trains or verdict in UNSCORED
-                for code, verdict in zip(effective_codes(batch), verdicts, strict=True)
+            eval_codes = batch.column("eval_failure_code").to_pylist()
+            may_commit = [
+                FAILURE_CLASS[code].trains or eval_code in UNSCORED
+                for code, eval_code in zip(effective_codes(batch), eval_codes, strict=True)
             ]
             return [
-                RowVerdict(does and not problem, problem if does else "")
-                for does, problem in zip(counts, problems(batch), strict=True)
+                RowVerdict(may and not problem, problem if may else "")
+                for may, problem in zip(may_commit, problems(batch), strict=True)
             ]
     except RolloutError as error:
         if batch.num_rows == 1:

@@ -110,7 +110,9 @@ def operators(
         Grown(InitOperator(as_host(host), lambda _: env)),
         Grown(run),
         Grown(
-            EvalOperator(as_host(host), lambda _: env, is_cancelled=is_cancelled, rests_s=(0, 0))
+            EvalOperator(
+                as_host(host), lambda _: env, is_cancelled=is_cancelled, retry_delays_s=(0, 0)
+            )
         ),
     )
 

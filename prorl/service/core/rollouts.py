@@ -62,7 +62,7 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.25, 4.0
 """Wait before an attempt that infrastructure failed is tried again: doubled each time, with jitter.
 """
 
-_WHY = {
+_END_TEXTS = {
     EventKind.LOST: "no worker has it any more",
     EventKind.RETURN: "its worker left and gave it back",
 }
@@ -129,7 +129,7 @@ class Rollouts(CorePart):
             for worker in record.holders:
                 self.node_links.note_delivery(worker)
         for action in actions:
-            self._act(record, action, retry_s)
+            self._carry_out(record, action, retry_s)
         return Action.FENCE not in actions
 
     @staticmethod
@@ -139,7 +139,7 @@ class Rollouts(CorePart):
 
     def _append_attempt_row(self, record: RolloutRecord, event: Event, message: str) -> None:
         """Write a row of `attempts`: the current attempt ends without a row in `rollouts`."""
-        code = _CODES.get(event.kind) or event.code or record.life.cancel_code
+        code = _END_CODES.get(event.kind) or event.code or record.life.cancel_code
         record.run.progress.failed_attempts[code, record.node] += 1
         row = AttemptRow(
             rollout_id=record.rollout_id,
@@ -178,7 +178,7 @@ class Rollouts(CorePart):
         busy_s, slots = sum(load.busy_s for load in stats), sum(load.slots for load in stats)
         run.effort.committed(groups, self._clock(), busy_s, slots)
 
-    def _act(self, record: RolloutRecord, action: Action, retry_s: float = 0.0) -> None:
+    def _carry_out(self, record: RolloutRecord, action: Action, retry_s: float = 0.0) -> None:
         match action:
             case Action.GRANT:
                 record.lease_confirmed = False
@@ -205,11 +205,11 @@ class Rollouts(CorePart):
                     _terminal(record, self._wall()),
                 )
             case Action.CHECK_GROUP:
-                self._check(record.group)
+                self._check_group(record.group)
             case Action.FENCE:
                 pass
 
-    def _check(self, group: GroupRecord) -> None:
+    def _check_group(self, group: GroupRecord) -> None:
         """Tell the store that the group is complete, now that a member has ended; or end the other
         members where they cannot change what becomes of the group.
         """
@@ -386,7 +386,7 @@ class Rollouts(CorePart):
         """End the current attempt by `end`, whatever was waited for, if it has no holder."""
         self._unreserve(record)
         if not record.holders:
-            self.apply(record, Event(kind=end, attempt=record.life.attempt), _WHY[end])
+            self.apply(record, Event(kind=end, attempt=record.life.attempt), _END_TEXTS[end])
 
     def _unreserve(self, record: RolloutRecord) -> None:
         """End the reservation of an attempt that no store holds any more."""
@@ -484,7 +484,7 @@ class Rollouts(CorePart):
             self.remove_holder(record, worker)
 
 
-_CODES = {EventKind.LOST: FailureCode.WORKER_LOST, EventKind.RETURN: FailureCode.RETURNED}
+_END_CODES = {EventKind.LOST: FailureCode.WORKER_LOST, EventKind.RETURN: FailureCode.RETURNED}
 
 
 def _began(record: RolloutRecord) -> bool:
