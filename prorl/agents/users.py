@@ -119,21 +119,23 @@ class UsersAgent:
 
 
 @dataclass(slots=True, eq=False)
-class _Spoken:
-    """A conversation as it stood behind one of its replies."""
+class _ConversationState:
+    """A conversation up to one of its replies, or up to the prompt of its next one."""
 
     sequence: SequenceRecord
     end: int
+    """Tokens of the sequence that belong to it: a later reply may have made it longer."""
     completion: Int32
     tools: tuple[ToolSpec, ...]
     messages: tuple[Message, ...]
 
 
 @dataclass(slots=True, eq=False)
-class _Talk:
-    """A conversation; `last` is None before its first reply."""
+class _LiveConversation:
+    """A conversation that the agent goes on with."""
 
-    last: _Spoken | None
+    last: _ConversationState | None
+    """The state behind its last reply; None before the first."""
     is_busy: bool = field(default=False)
 
 
@@ -155,8 +157,8 @@ class _Drive:
         self._sampler.restart()
         self._calls = ToolCalls(self._context)
         self.record = self._sampler.record
-        self._talks: dict[int, _Talk] = {}
-        self._replies: dict[int, _Spoken] = {}
+        self._conversations: dict[int, _LiveConversation] = {}
+        self._replies: dict[int, _ConversationState] = {}
         self._turns: set[int] = set()
         self._cut_text: str | None = None
         """The last text of the policy, where a limit of tokens cut it."""
@@ -222,9 +224,9 @@ class _Drive:
             return end_with(FailureCode.BAD_TASK, text)
         if not isinstance(text, str):
             return end_with(FailureCode.BAD_TASK, f"{label} gave a {type(text).__name__}, no text")
-        return self._answered(text)
+        return self._end_of_answer(text)
 
-    def _answered(self, text: str) -> End:
+    def _end_of_answer(self, text: str) -> End:
         self.record.final = text
         if self._cut_text == text:
             return end_with(FailureCode.MAX_TOKENS, "cut off in the answer")
@@ -246,7 +248,7 @@ class _Drive:
                 return "cancelled", None
             if op in SANDBOX_OPS and len(arguments) == 2 and isinstance(arguments[0], list):
                 return await self._use_sandbox(op, *arguments)
-            reply = await self._replied(op, arguments)
+            reply = await self._answer_request(op, arguments)
         except ProrlError as error:
             reply = end_of(error)
         finally:
@@ -257,7 +259,9 @@ class _Drive:
             return "cancelled", None
         return "gave", reply
 
-    async def _replied(self, op: str, arguments: Sequence[Any]) -> PolicyReply | str | End | None:
+    async def _answer_request(
+        self, op: str, arguments: Sequence[Any]
+    ) -> PolicyReply | str | End | None:
         with boundary(RolloutError, FailureCode.BAD_TASK, f"agent {self._name!r} asks for {op}"):
             request: SampleRequest | CallRequest | RespondRequest | None = None
             if op != "begin":
@@ -318,8 +322,8 @@ class _Drive:
                 self.record.add_tool_calls(clock() - began + calls.recorded_s - recorded_s, 1)
 
     async def _respond(self, request: RespondRequest) -> str | None:
-        talk = self._talks.get(0)
-        last = talk.last if talk is not None else None
+        conversation = self._conversations.get(0)
+        last = conversation.last if conversation is not None else None
         if last is None:
             text = f"agent {self._name!r} asks for the env's turn before the policy's first answer"
             raise RolloutError(FailureCode.BAD_TASK, text)
@@ -328,28 +332,30 @@ class _Drive:
             return await self._calls.respond(request.turn, number, last.messages, self.record)
 
     async def _sample(self, request: SampleRequest) -> PolicyReply | End:
-        talk = self._talks.setdefault(request.conversation, _Talk(None))
-        if talk.is_busy or request.turn in self._turns:
+        conversation = self._conversations.setdefault(request.conversation, _LiveConversation(None))
+        if conversation.is_busy or request.turn in self._turns:
             text = f"agent {self._name!r} samples a conversation twice at once"
             raise RolloutError(FailureCode.BAD_TASK, text)
         if not 0 <= request.turn < self._context.limits.max_turns:
             text = f"{len(self._turns)} turns without an answer"
             raise BudgetError(FailureCode.MAX_TURNS, text)
         self._turns.add(request.turn)
-        talk.is_busy = True
+        conversation.is_busy = True
         try:
-            placed = await self._placed(request, talk)
-            if isinstance(placed, End):
-                return placed
-            return await self._spoken(request, talk, placed)
+            extended = await self._extend(request, conversation)
+            if isinstance(extended, End):
+                return extended
+            return await self._sample_reply(request, conversation, extended)
         finally:
-            talk.is_busy = False
+            conversation.is_busy = False
 
-    async def _placed(self, request: SampleRequest, talk: _Talk) -> _Spoken | End:
+    async def _extend(
+        self, request: SampleRequest, conversation: _LiveConversation
+    ) -> _ConversationState | End:
         """Returns the conversation with its new messages in a sequence, for the policy to continue;
         or the attempt's end, where they do not fit.
         """
-        last = talk.last
+        last = conversation.last
         if last is None and request.origin >= 0:
             last = self._replies.get(request.origin)
             if last is None:
@@ -358,13 +364,13 @@ class _Drive:
         new, limits = request.messages, self._context.limits
         if last is None:
             tools = self._context.tools if request.tools is None else request.tools
-            return await self._begun(request, new, tuple(tools), -1)
+            return await self._begin_sequence(request, new, tuple(tools), -1)
         if await self._rendering.starts_segment(new):
             parent = last.sequence.segment
             compact = replace(request, lineage=Lineage.COMPACTED)
             if last.sequence.lineage not in TASK_LINEAGES:
                 compact = request
-            return await self._begun(compact, [*last.messages, *new], last.tools, parent)
+            return await self._begin_sequence(compact, [*last.messages, *new], last.tools, parent)
         room, num_bytes = limits.max_tokens - last.end, text_bytes(new)
         size, bridge = f"{num_bytes:,} bytes", None
         if num_bytes <= room * max_token_bytes(self._context.renderer):  # else not worth rendering
@@ -374,19 +380,19 @@ class _Drive:
             text = f"new messages of {size} do not fit: {room} tokens are left"
             return End(StopReason.CONTEXT, Failure(code=FailureCode.MAX_TOKENS, message=text))
         sequence = last.sequence
-        if talk.last is None or len(sequence) != last.end:
+        if conversation.last is None or len(sequence) != last.end:
             sequence = self.record.fork(sequence.segment, last.end, request.turn)
         sequence.append_context(bridge, request.turn)
-        self._show(new, request.turn)
+        self._record_messages(new, request.turn)
         return replace(last, sequence=sequence, messages=(*last.messages, *new))
 
-    async def _begun(
+    async def _begin_sequence(
         self,
         request: SampleRequest,
         messages: Sequence[Message],
         tools: tuple[ToolSpec, ...],
         parent: int,
-    ) -> _Spoken | End:
+    ) -> _ConversationState | End:
         """Returns the conversation in a new sequence, rendered whole; or the attempt's end."""
         if self.record.sequence.segment + 1 >= MAX_SEGMENTS:
             raise BudgetError(FailureCode.MAX_TURNS, f"{MAX_SEGMENTS} sequences")
@@ -405,22 +411,26 @@ class _Drive:
             self._has_prompt = True
         sequence = self.record.begin(request.lineage, parent)
         sequence.append_context(ids, request.turn)
-        self._show(messages if parent < 0 else request.messages, request.turn)
-        return _Spoken(sequence, len(sequence), np.empty(0, np.int32), tools, tuple(messages))
+        self._record_messages(messages if parent < 0 else request.messages, request.turn)
+        return _ConversationState(
+            sequence, len(sequence), np.empty(0, np.int32), tools, tuple(messages)
+        )
 
-    async def _spoken(self, request: SampleRequest, talk: _Talk, placed: _Spoken) -> PolicyReply:
-        sequence, turn = placed.sequence, request.turn
+    async def _sample_reply(
+        self, request: SampleRequest, conversation: _LiveConversation, state: _ConversationState
+    ) -> PolicyReply:
+        sequence, turn = state.sequence, request.turn
         prompt_ids = sequence.ids_L
         completion: Completion = await self._sampler.sample(sequence, turn, request.max_tokens)
         ids = completion.token_ids_C
-        message = await self._rendering.parse(ids, prompt_ids, placed.tools)
+        message = await self._rendering.parse(ids, prompt_ids, state.tools)
         message = replace(message, turn=turn)
         self.record.messages.append(message)
-        talk.last = self._replies[turn] = replace(
-            placed,
+        conversation.last = self._replies[turn] = replace(
+            state,
             end=len(sequence),
             completion=ids,
-            messages=(*placed.messages, message),
+            messages=(*state.messages, message),
         )
         is_cut = completion.finish_reason is FinishReason.LENGTH and not message.tool_calls
         if sequence.lineage in TASK_LINEAGES:
@@ -434,7 +444,7 @@ class _Drive:
             num_tokens=len(ids),
         )
 
-    def _show(self, messages: Sequence[Message], turn: int) -> None:
+    def _record_messages(self, messages: Sequence[Message], turn: int) -> None:
         """Write down for people what the agent said to the policy."""
         for message in messages:
             self._message_bytes += (size := len(message.content))
