@@ -67,7 +67,7 @@ class Chain:
             attempts=lambda: {name: stage.stage.in_hand() for name, stage in self.stages.items()},
             claims=lambda: chained.from_iterable(s.claims() for s in self.stages.values()),
             stats=lambda: {name: stage.stats() for name, stage in self.stages.items()},
-            on=dict.fromkeys(Kind, self._hear),
+            on=dict.fromkeys(Kind, self._handle_control),
         )
         self.stages = {
             stage: ChainedStage(
@@ -101,7 +101,7 @@ class Chain:
                     self.control.announce(location)
             self.control.start()
             self._stack = stack.pop_all()
-        self._tasks = [asyncio.ensure_future(self._live(s)) for s in self.stages.values()]
+        self._tasks = [asyncio.ensure_future(self._run_to_end(s)) for s in self.stages.values()]
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -139,13 +139,13 @@ class Chain:
             stage.leave(deadline_s)
 
     @staticmethod
-    async def _live(stage: ChainedStage) -> None:
+    async def _run_to_end(stage: ChainedStage) -> None:
         await stage.wait()
         await stage.stop()
 
-    def _hear(self, row: ControlRow) -> None:
+    def _handle_control(self, row: ControlRow) -> None:
         for stage in self.stages.values():
-            stage.hear(row)
+            stage.handle_control(row)
         match row.kind:
             case Kind.WELCOME:
                 self._resume(row.read(Welcome))

@@ -191,7 +191,7 @@ class ChainedStage:
 
     # ---- what the gateway says
 
-    def hear(self, row: ControlRow) -> None:
+    def handle_control(self, row: ControlRow) -> None:
         """Handle a row of the gateway's control stream. The operator comes first: it must know what
         is paused before a row ends or begins.
         """

@@ -140,7 +140,7 @@ class LiveRun:
             if news.state == "finished":
                 self.finish()
 
-    def hear(self, row: ControlRow) -> None:
+    def handle_control(self, row: ControlRow) -> None:
         """Handles a row of the outbox, or the reason why the run has stalled."""
         if row.kind is Kind.STALLED:
             self.order.tell(row.read(Stalled).reason)

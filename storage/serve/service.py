@@ -116,7 +116,7 @@ class Store:
                 "news of a run that is closed", extra={"run": row.run_id, "kind": row.kind.value}
             )
         else:
-            run.hear(row)
+            run.handle_control(row)
 
     def _attempt_keys(self) -> Iterable[AttemptKey]:
         return [key for run in self._runs.values() for key in run.writer.in_flight]
