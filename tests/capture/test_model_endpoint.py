@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 import pytest
 
-from prorl.agents.capture import connections, ledger, model_endpoint
+from prorl.agents.capture import connections, conversation_tree, model_endpoint
 from prorl.agents.capture.canonical import IMAGE
 from prorl.agents.capture.model_endpoint import ModelEndpoint
 from prorl.agents.capture.share import Account, Share
@@ -470,7 +470,7 @@ async def test_a_reply_that_is_not_read_is_kept_and_its_connection_closed(
 async def test_the_record_keeps_a_bounded_text_of_what_an_agent_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ledger, "MAX_MESSAGE_BYTES", 1000)
+    monkeypatch.setattr(conversation_tree, "MAX_MESSAGE_BYTES", 1000)
     async with opened(Replies("one", "two")) as at:
         for text in ("short", "é" * 600):  # in bytes, not in letters
             await at.chat([{"role": "user", "content": text}])

@@ -16,7 +16,7 @@ import pytest
 
 from prorl.agents.capture import chat, messages, responses
 from prorl.agents.capture.canonical import chain
-from prorl.agents.capture.ledger import Call, ConversationTree
+from prorl.agents.capture.conversation_tree import Call, ConversationTree
 from prorl.agents.sampler import Sampler
 from prorl.testing import RENDERER, Replies, sampled
 from prorl.types import Completion, Json, Message
@@ -98,12 +98,12 @@ def spoken(message: Message) -> Completion:
 
 
 class Player:
-    """Plays a log against a ledger; ids of calls become ours."""
+    """Plays a log against a conversation tree; ids of calls become ours."""
 
     def __init__(self) -> None:
         self.backend = Replies()
         self.sampler = Sampler(attempt(self.backend))
-        self.ledger = ConversationTree(attempt(self.backend), self.sampler)
+        self.tree = ConversationTree(attempt(self.backend), self.sampler)
         self.ids: list[dict[str, str]] = []
 
     def translated(self, body: dict[str, Json]) -> dict[str, Json]:
@@ -129,9 +129,7 @@ class Player:
     async def play(self, exchange: Recorded) -> Call:
         request = dialect(exchange.body).parse(self.translated(exchange.body))
         expected_reply = recorded_reply(exchange.body, exchange.reply)
-        call = await self.ledger.call(
-            request, chain(request.messages, request.tools), lambda: False
-        )
+        call = await self.tree.call(request, chain(request.messages, request.tools), lambda: False)
         if call.reply is None:
             self.backend.replies.append(spoken(expected_reply))
         reply = await call.task
@@ -172,5 +170,5 @@ async def test_recorded_calls_are_placed_as_the_oracle_says() -> None:
                 placed += expected_parent is not None
             seen.append((exchange.number, messages, tools))
             calls[exchange.number] = call
-        await player.ledger.close()
+        await player.tree.close()
     assert placed == 145

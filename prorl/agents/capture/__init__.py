@@ -1,7 +1,8 @@
-"""The model endpoint of a session: any program that speaks to a model over HTTP drives the policy,
+"""The model endpoint of an attempt: any program that speaks to a model over HTTP drives the policy,
 unmodified.
 
-`model_endpoint` serves one attempt over `connections`, `share` bounds what that takes of the loop,
-`reading` reads what is long in a helper; `chat`, `responses` and `messages` are the dialects,
-`canonical` what they have in common, `ledger` places what is asked among the ids that exist.
+`model_endpoint` serves one attempt over `connections`; `share` bounds its time on the event loop,
+and `reading` parses long requests in a helper. `chat`, `responses`, `messages` and `gemini` are the
+API dialects, `canonical` is what they have in common. `conversation_tree` finds the recorded ids
+that a request continues.
 """

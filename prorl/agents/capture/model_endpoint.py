@@ -40,7 +40,7 @@ from prorl import exact_json
 from prorl.agents.capture import chat
 from prorl.agents.capture.canonical import ConversationRequest, RefusedError, load_json, read_object
 from prorl.agents.capture.connections import Connections
-from prorl.agents.capture.ledger import Call, ConversationTree
+from prorl.agents.capture.conversation_tree import Call, ConversationTree
 from prorl.agents.capture.reading import COUNTS, DIALECTS, Dialect, Incoming, read
 from prorl.agents.capture.share import Account, share
 from prorl.errors import RolloutError, UserError
@@ -76,7 +76,7 @@ class ModelEndpoint:
     """
 
     def __init__(self, context: AttemptContext, sampler: Sampler, *, key: str = "") -> None:
-        self._ledger, self._key = ConversationTree(context, sampler), key
+        self._tree, self._key = ConversationTree(context, sampler), key
         self._account, self._same_work = Account(), crashes.current()
         self._connections = Connections(self._handle, self._account)
         room = max_token_bytes(context.renderer) * context.limits.max_tokens
@@ -91,16 +91,16 @@ class ModelEndpoint:
         """Returns a future of the reason why the attempt can sample nothing more: a budget, a lost
         backend.
         """
-        return self._ledger.ended
+        return self._tree.ended
 
     @property
     def has_calls(self) -> bool:
         """Returns whether a request has become a model call, replied to or not."""
-        return self._ledger.has_calls
+        return self._tree.has_calls
 
     @property
     def counts(self) -> Mapping[str, int]:
-        return self._ledger.counts
+        return self._tree.counts
 
     @asynccontextmanager
     async def listening(self, listener: socket.socket) -> AsyncIterator[None]:
@@ -115,7 +115,7 @@ class ModelEndpoint:
     async def close(self) -> None:
         """End every connection and every model call; what was sampled is in the record."""
         await self._connections.shutdown(0.1)  # 0 would wait for idle connections for ever
-        await self._ledger.close()
+        await self._tree.close()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         self._connections.begins(request.protocol)
@@ -149,8 +149,8 @@ class ModelEndpoint:
         try:
             async with self._incoming(request, end) as (conversation, digests):
                 if count:
-                    return web.json_response({count[1]: await self._ledger.count(conversation)})
-                call = await self._ledger.call(conversation, digests, lambda: _is_open(request))
+                    return web.json_response({count[1]: await self._tree.count(conversation)})
+                call = await self._tree.call(conversation, digests, lambda: _is_open(request))
         except RefusedError as error:
             return failure(dialect, 400, "invalid_request_error", str(error))
         except BusyError as error:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prorl.agents.capture.canonical import ConversationRequest, chain
-from prorl.agents.capture.ledger import Call, ConversationTree
+from prorl.agents.capture.conversation_tree import Call, ConversationTree
 from prorl.agents.sampler import Sampler
 from prorl.states import TASK_LINEAGES
 from prorl.testing import RENDERER, sampled
@@ -62,7 +62,7 @@ class Agent:
     def __init__(self, train: tuple[Lineage, ...] = TASK_LINEAGES) -> None:
         self.backend = Says()
         self.sampler = Sampler(attempt(self.backend))
-        self.ledger = ConversationTree(attempt(self.backend, train=train), self.sampler)
+        self.tree = ConversationTree(attempt(self.backend, train=train), self.sampler)
         self.requests: list[ConversationRequest] = []
         self.calls: list[Call] = []
         """In the order of the requests."""
@@ -71,7 +71,7 @@ class Agent:
         """Requests at once, whose clients are there until they have their replies."""
         waiting = [True]
         calls = await asyncio.gather(
-            *(self.ledger.call(a, chain(a.messages, a.tools), lambda: waiting[0]) for a in requests)
+            *(self.tree.call(a, chain(a.messages, a.tools), lambda: waiting[0]) for a in requests)
         )
         for call in calls:
             await call.task
@@ -181,7 +181,7 @@ def test_no_token_is_lost_trained_twice_or_behind_another_prefix(
         await agent.begin("fix it")
         for op in ops:
             await agent.do(*op)
-        await agent.ledger.close()
+        await agent.tree.close()
         check(agent)
 
     asyncio.run(live())
@@ -196,7 +196,7 @@ async def test_lineages_and_what_trains() -> None:
     compacted = (SYSTEM, Message(role="user", content="so far"))
     await agent.ask(ConversationRequest(messages=compacted, tools=BASH))
     await agent.ask(agent.next(1, how=2))
-    await agent.ledger.close()
+    await agent.tree.close()
     lineages = [(s.lineage, s.parent, s.weight) for s in agent.sampler.record.sequences]
     assert lineages == [
         (Lineage.AUXILIARY, -1, 0.0),
@@ -206,8 +206,8 @@ async def test_lineages_and_what_trains() -> None:
         (Lineage.MAIN, 1, pytest.approx(1 / 3)),
     ]
     assert trained(agent) == {1, 2, 4, 5}
-    assert agent.ledger.counts["edited_replies"] == 1
-    assert agent.ledger.counts["forked_calls"] == 1
+    assert agent.tree.counts["edited_replies"] == 1
+    assert agent.tree.counts["forked_calls"] == 1
 
 
 @pytest.mark.parametrize("train", [TASK_LINEAGES, (*TASK_LINEAGES, Lineage.SUBAGENT)])
@@ -222,7 +222,7 @@ async def test_sub_agents_and_what_they_become_train_where_the_run_names_them(
     await agent.ask(
         ConversationRequest(messages=retold, tools=tools)
     )  # no echo: a sequence of its own
-    await agent.ledger.close()
+    await agent.tree.close()
     weight = 1 / 3 if Lineage.SUBAGENT in train else 0.0
     sequences = agent.sampler.record.sequences
     lineages = [sequence.lineage for sequence in sequences]
@@ -237,9 +237,9 @@ async def test_of_repeated_prompts_the_continued_call_trains() -> None:
     await agent.begin("fix it")
     await agent.ask(agent.next(1))
     await agent.ask(agent.requests[-1])
-    await agent.ledger.close()
+    await agent.tree.close()
     assert trained(agent) == {1}  # of the last two nobody knows which was heard
-    assert agent.ledger.counts["unused_replies"] == 3
+    assert agent.tree.counts["unused_replies"] == 3
 
 
 async def test_what_rendering_again_would_have_changed_is_counted() -> None:
@@ -248,7 +248,7 @@ async def test_what_rendering_again_would_have_changed_is_counted() -> None:
     await agent.ask(agent.next(0))
     await agent.ask(agent.next(1))  # what was sampled, word for word
     await agent.ask(agent.next(2, how=2))  # its arguments are gone
-    await agent.ledger.close()
+    await agent.tree.close()
     counts = agent.sampler.record.endpoint_counts
     assert (
         counts.continued_calls,
@@ -274,4 +274,4 @@ async def test_results_come_in_the_order_of_their_calls() -> None:
         await agent.ask(replace(agent.requests[2], messages=(*before, *order)))
     first, second = (agent.backend.delivered[call.number][0] for call in agent.calls[-2:])
     np.testing.assert_array_equal(first, second)
-    await agent.ledger.close()
+    await agent.tree.close()

@@ -1,4 +1,4 @@
-"""Places each request of an attempt among the ids that exist already.
+"""`ConversationTree`: places each request of an attempt among the ids that exist already.
 
     request -> canonical messages -> chain of digests -> the call whose prompt it begins with
             -> recorded ids + bridge(what is new)           the same sequence, or a fork
@@ -98,7 +98,7 @@ class ConversationTree:
         """Digest of the first message of the prompt that main began with."""
         self.counts: Counter[str] = Counter()
         self.ended: asyncio.Future[RolloutError] = asyncio.get_running_loop().create_future()
-        """The reason why the attempt can say nothing more, once it cannot."""
+        """The reason why the attempt can sample nothing more, once it cannot."""
 
     @property
     def has_calls(self) -> bool:
@@ -137,7 +137,7 @@ class ConversationTree:
                 return call
         try:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, "a model call"):
-                sequence, parent, has_mismatch = await self._placed(conversation, digests, siblings)
+                sequence, parent, has_mismatch = await self._place(conversation, digests, siblings)
         except TaskError as error:
             raise RefusedError(str(error)) from error
         except RolloutError as error:
@@ -156,7 +156,7 @@ class ConversationTree:
         )
         self._calls.append(call)
         siblings.append(call)
-        call.task = asyncio.create_task(self._say(call, conversation.tools))
+        call.task = asyncio.create_task(self._sample_reply(call, conversation.tools))
         return call
 
     async def count(self, conversation: ConversationRequest) -> int:
@@ -174,7 +174,7 @@ class ConversationTree:
 
     # ---- placing
 
-    async def _placed(
+    async def _place(
         self, conversation: ConversationRequest, digests: Sequence[bytes], siblings: list[Call]
     ) -> tuple[SequenceRecord, Call | None, bool]:
         """Returns the sequence that holds the prompt and nothing behind it, the call whose reply it
@@ -199,13 +199,13 @@ class ConversationTree:
                 self._check_room(parent.end + len(bridge))
                 has_mismatch = await self._has_mismatch(parent, conversation)
                 return (
-                    self._continued(parent, bridge, conversation, turn, has_mismatch),
+                    self._continue_sequence(parent, bridge, conversation, turn, has_mismatch),
                     parent,
                     has_mismatch,
                 )
         self._check_bytes(conversation.messages)
         return (
-            self._begun(await self._prompt(conversation), conversation, digests, turn),
+            self._begin_sequence(await self._prompt(conversation), conversation, digests, turn),
             None,
             False,
         )
@@ -225,7 +225,7 @@ class ConversationTree:
                     return call
         return None
 
-    def _continued(
+    def _continue_sequence(
         self,
         parent: Call,
         bridge: Int32,
@@ -246,10 +246,10 @@ class ConversationTree:
         )
         self.counts["retokenization_mismatches"] += has_mismatch
         parent.continued = parent.delivered = True
-        self._wrote(conversation.messages[place + 1 :], turn)
+        self._record_messages(conversation.messages[place + 1 :], turn)
         return sequence
 
-    def _begun(
+    def _begin_sequence(
         self, ids: Int32, conversation: ConversationRequest, digests: Sequence[bytes], turn: int
     ) -> SequenceRecord:
         self._check_room(len(ids))
@@ -259,7 +259,7 @@ class ConversationTree:
         sequence = self._record.begin(lineage, parent)
         sequence.append_context(ids, turn)
         self.counts["rendered_calls"] += 1
-        self._wrote(conversation.messages, turn)
+        self._record_messages(conversation.messages, turn)
         return sequence
 
     def _lineage(
@@ -327,7 +327,7 @@ class ConversationTree:
         return replace(message, tool_calls=calls)
 
     async def _bridge(self, completion: Int32, new: list[Message]) -> Int32 | None:
-        """None where the template would tell the past anew, or takes no such messages."""
+        """None where the template would rewrite the history, or takes no such messages."""
         if await self._rendering.starts_segment(new):
             return None
         for messages in (new, _as_users(new)):
@@ -365,7 +365,7 @@ class ConversationTree:
 
     # ---- sampling
 
-    async def _say(self, call: Call, tools: Sequence[ToolSpec]) -> Reply:
+    async def _sample_reply(self, call: Call, tools: Sequence[ToolSpec]) -> Reply:
         try:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, "a model call"):
                 completion = await self._sampler.sample(call.sequence, call.number, call.max_tokens)
@@ -375,7 +375,7 @@ class ConversationTree:
         before = call.sequence.ids_L[: call.start]
         call.end, call.completion = len(call.sequence), completion.token_ids_C
         parsed = await self._rendering.parse(completion.token_ids_C, before, tools)
-        calls = tuple(self._named(call, own) for own in parsed.tool_calls)
+        calls = tuple(self._with_unique_id(call, own) for own in parsed.tool_calls)
         call.reply = Reply(
             number=call.number,
             message=replace(parsed, tool_calls=calls, turn=call.number),
@@ -389,14 +389,14 @@ class ConversationTree:
             self._record.final = parsed.content
         return call.reply
 
-    def _named(self, call: Call, own: ToolCall) -> ToolCall:
+    def _with_unique_id(self, call: Call, own: ToolCall) -> ToolCall:
         """A call with an id that no other of the attempt has."""
         identity = f"{self._context.key}/{call.number}/{len(self._own_ids)}".encode()
         name = f"call_{blake2b(identity, digest_size=8).hexdigest()}"
         self._own_ids[name] = own
         return own._replace(id=name, name=own.name or INVALID_CALL)
 
-    def _wrote(self, messages: Sequence[Message], turn: int) -> None:
+    def _record_messages(self, messages: Sequence[Message], turn: int) -> None:
         """Write down for people what the agent said."""
         for message in messages:
             if message.role != "assistant":
@@ -420,7 +420,7 @@ class ConversationTree:
         await asyncio.gather(*tasks, return_exceptions=True)
         if not self.ended.done():
             self.ended.cancel()
-        for call in self._unheard():
+        for call in self._unused_replies():
             self.counts["unused_replies"] += 1
             call.sequence.untrain(call.number)
         for sequence in {id(call.sequence): call.sequence for call in self._calls}.values():
@@ -429,7 +429,7 @@ class ConversationTree:
         counted = {field.name: self.counts[field.name] for field in fields(EndpointCounts)}
         self._record.endpoint_counts = EndpointCounts(**counted)
 
-    def _unheard(self) -> Iterator[Call]:
+    def _unused_replies(self) -> Iterator[Call]:
         """Yields the replies that the agent did not continue, where a prompt was sampled more than
         once.
         """
@@ -438,7 +438,7 @@ class ConversationTree:
                 continued = [call for call in siblings if call.continued]
                 continued = continued or [call for call in siblings if call.delivered]
                 if len(continued) > 1 and not any(call.continued for call in continued):
-                    continued = []  # which of them is the last word nobody knows
+                    continued = []  # nobody knows which of them the agent goes on with
                 yield from (call for call in siblings if call not in continued)
 
 
