@@ -161,7 +161,7 @@ def test_the_envs_with_turns_of_the_docs_pass_check(
     other = {"task_id": "s", "env": "spelling.py:Spelling", "prompt": "Spell it.", "data": data}
     (tmp_path / "tasks.jsonl").write_text(f"{json.dumps(task)}\n{json.dumps(other)}\n")
     code = dispatch(["check", str(tmp_path / "tasks.jsonl"), "--sandbox", sandbox_kind])
-    assert "oracle 1" in capsys.readouterr().out
+    assert "reference right" in capsys.readouterr().out
     assert code == 0
 
 

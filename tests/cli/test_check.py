@@ -37,7 +37,7 @@ class Capitals(BaseEnv):
 @pytest.mark.parametrize(
     ("tool", "code", "expected"),
     [
-        ("look_up", 0, "1 tasks: oracle 1, no-op 0, twice the same"),
+        ("look_up", 0, "1 tasks: reference right, twice the same; useless answer wrong"),
         (
             "lookup",
             1,
@@ -66,10 +66,10 @@ def test_a_reference_that_calls_a_tool_that_is_not_there_is_refused(
 @pytest.mark.parametrize(
     ("broken", "expected"),
     [
-        ("partial_credit = True", "1 tasks: oracle 1, no-op"),
+        ("partial_credit = True", "1 tasks: reference right"),
         ("", "a useless answer scores 0.5 (an env may say partial_credit = True)"),
-        ("partial_credit, reward_range = True, (-1, 1)", "1 tasks: oracle 1, no-op"),
-        ("partial_credit, reward_range = True, (0, float('inf'))", "1 tasks: oracle 1, no-op"),
+        ("partial_credit, reward_range = True, (-1, 1)", "1 tasks: reference right"),
+        ("partial_credit, reward_range = True, (0, float('inf'))", "1 tasks: reference right"),
         (
             "partial_credit, reward_range = True, (1, float('inf'))",
             "the reference solution scores 1; expected more than 1 (an env may say reward_range",
@@ -100,7 +100,7 @@ def test_what_is_wrong_with_an_env_is_its_own_words_and_line(
     status = dispatch(["check", str(tmp_path / "tasks.jsonl"), "--sandbox", sandbox_kind])
     output = capsys.readouterr().out
     assert expected in " ".join(output.split())
-    assert status == (0 if "oracle 1" in expected else 1)
+    assert status == (0 if "reference right" in expected else 1)
 
 
 BEST_IS_FIVE = ENV.replace("float(", "5.0 * (").replace("TOOL", "look_up")
@@ -112,12 +112,12 @@ BEST_IS_FIVE = ENV.replace("float(", "5.0 * (").replace("TOOL", "look_up")
         (
             BEST_IS_FIVE.replace("    needs", "    reward_range = (0.0, 5.0)\n    needs"),
             {"env": "capitals.py:Capitals", "prompt": "?", "data": {"answer": "Oslo"}},
-            "1 tasks: oracle 1, no-op 0, twice the same",
+            "1 tasks: reference right, twice the same; useless answer wrong",
         ),
         (
             ENV.partition("    def reference")[0],
             {"env": "capitals.py:Capitals", "prompt": "?", "data": {"answer": "Oslo"}},
-            "1 tasks without a reference solution: no-op 0, twice the same",
+            "1 tasks without a reference solution: useless answer wrong, twice the same",
         ),
         (
             "",

@@ -119,7 +119,7 @@ def test_an_env_of_your_own(tmp_path: Path, sandbox_kind: str) -> None:
     assert (tmp_path / "capitals/test_capitals.py").read_text() == test
     assert "1 passed" in _output(tmp_path, "pytest", "-q", "capitals")
     output = prorl("check", "capitals/tasks.jsonl", "--sandbox", sandbox_kind)
-    assert "2 tasks: oracle 1, no-op 0, twice the same" in output
+    assert "2 tasks: reference right, twice the same; useless answer wrong" in output
     output = prorl("run", "--tasks", "capitals/tasks.jsonl", "--set", "service.workers=0")
     assert "rewarded 2 of 2 valid" in output
 
@@ -142,7 +142,7 @@ def test_each_new_part_works_as_it_stands(
     with installed(tmp_path / "letters", "letters", {}, project["entry-points"], monkeypatch):
         assert "2 passed" in _output(tmp_path, "pytest", "-q", "letters")
         output = prorl("check", "letters/tasks.jsonl", "--sandbox", sandbox_kind)
-        assert "1 tasks: oracle 1, no-op 0, twice the same" in output
+        assert "1 tasks: reference right, twice the same; useless answer wrong" in output
 
 
 def _output(folder: Path, *argv: str) -> str:

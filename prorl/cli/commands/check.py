@@ -96,10 +96,11 @@ def _lines(path: str, findings: Sequence[TaskCheck]) -> Iterator[str]:
         yield f"{path}: {len(bad)} of {len(findings)} tasks fail"
         return
     without = sum(not finding.oracle for finding in findings)
-    if without < len(findings):
-        yield f"{path}: {len(findings) - without} tasks: oracle 1, no-op 0, twice the same"
+    if checked := len(findings) - without:
+        yield f"{path}: {checked} tasks: reference right, twice the same; useless answer wrong"
     if without:
-        yield f"{path}: {without} tasks without a reference solution: no-op 0, twice the same"
+        text = "tasks without a reference solution: useless answer wrong, twice the same"
+        yield f"{path}: {without} {text}"
 
 
 async def _check_built(tasks: Sequence[Task], kind: str) -> list[TaskCheck]:
