@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prorl.cli.commands.status import step_words
 from prorl.control import CommitCursor, Failed, Started, Stats
 from prorl.service.core.observed import StepUtilization
+from prorl.service.shapes import StepShares
 from tests.service.running_gateway import TOKEN, GatewayHarness, group, handout, running_gateway
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -159,5 +160,5 @@ def test_where_the_time_of_steps_went() -> None:
     ],
 )
 def test_status_says_what_to_scale(waited: float, idle: float | None, advice: str) -> None:
-    steps = {"steps": 3, "trainer_wait_share": waited, "idle_slot_share": idle, "wasted": 0.5}
+    steps = StepShares(steps=3, trainer_wait_share=waited, idle_slot_share=idle, wasted_share=0.5)
     assert step_words(steps).endswith(advice)

@@ -38,7 +38,7 @@ from prorl.client.client import Client
 from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, service, signals
 from prorl.errors import UnavailableError
-from prorl.linux.procfs import descendants
+from prorl.linux.procfs import descendants, is_stopped
 from prorl.storage.read.catalog import StoredRun
 from prorl.supervisor.child import ChildProcess, ChildSpec, exit_text
 from prorl.supervisor.service import Supervisor
@@ -249,7 +249,10 @@ class Soak:
             starts, began = child.starts, time.monotonic()
             await asyncio.to_thread(self.evidence.keep_logs, self.root)
             child.signal(signal.SIGKILL if what == "kill" else signal.SIGSTOP)
-            while not (child.starts > starts and child.beats):
+            await asyncio.sleep(0.5 if what == "stop" else 0.0)
+            while child.starts == starts or not child.beats:
+                if what == "stop" and child.alive and not is_stopped(child.pid):
+                    break  # "stop everything" has let it go on before it was missed
                 await asyncio.sleep(0.02)
             self.table.back_s.setdefault(kind, []).append(time.monotonic() - began)
         self.evidence.note(over=kind)

@@ -10,6 +10,7 @@ from prorl.cli.output import clean, is_terminal, redrawn, say, say_json, table
 from prorl.cli.progress import decided, ended, span
 from prorl.cli.runs import DEFAULT_ROOT
 from prorl.errors import UserError
+from prorl.service.shapes import StepShares
 from prorl.types import Json
 
 GAUGES = ("busy", "slots", "queued", "done", "failed")
@@ -224,7 +225,7 @@ def servers_out(answer: Mapping[str, Json]) -> Iterator[str]:
             yield f"{server['name']} is {server['state']}: {reason}"
 
 
-def step_words(steps: Mapping[str, Json]) -> str:
+def step_words(steps: StepShares) -> str:
     """Returns the words for where the time of a trainer's steps went, and what to scale."""
     waited, idle = steps["trainer_wait_share"], steps["idle_slot_share"]
     advice = "The trainer is fed well"
@@ -237,5 +238,5 @@ def step_words(steps: Mapping[str, Json]) -> str:
     idled = "" if idle is None else f" slots idled {idle * 100:.0f} %,"
     return (
         f"of its last {steps['steps']} steps the trainer waited {waited * 100:.0f} %,{idled}"
-        f" {steps['wasted'] * 100:.0f} % of the work was wasted. {advice}"
+        f" {steps['wasted_share'] * 100:.0f} % of the work was wasted. {advice}"
     )
