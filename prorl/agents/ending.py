@@ -70,7 +70,7 @@ async def run_to_trajectory(
     Raises only CancelledError, and only when `context.cancelled()` is false.
     """
     try:
-        end = await _ended(loop)
+        end = await _end_of_loop(loop)
         end, artifact = await _finish(context, record, end)
     except asyncio.CancelledError:
         task = asyncio.current_task()
@@ -93,7 +93,7 @@ async def run_to_trajectory(
     )
 
 
-async def _ended(loop: Coroutine[Json, Json, End]) -> End:
+async def _end_of_loop(loop: Coroutine[Json, Json, End]) -> End:
     try:
         with boundary(RolloutError, FailureCode.STAGE_ERROR, "agent loop"):
             return await loop

@@ -4,13 +4,13 @@ It ends when the policy answers or a budget is used up:
 
     prompt -> [completion -> calls -> tool output]* -> completion without calls -> artifact
 
-An env with turns of its own (`prorl.protocols.Responds`) may say something to that completion;
-then the loop goes on behind it, as behind tool output.
+An env with turns of its own (`prorl.protocols.Responds`) may reply to that completion; then the
+loop goes on after the reply, as after tool output.
 
 Invariants: the ids of each prompt are all earlier ids plus the bridge, never rendered again, but
 where the template would rewrite its past for a user's message: that begins a sequence of its own;
-nothing is retried here. How it ends: `ending.py`. Tokens of a model call that was cut short count
-as far as its backend told of them (`sampler.py`).
+nothing is retried here. How it ends: `ending.py`. Of a model call that was cut short, the tokens
+that had arrived count (`sampler.py`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The records of a journal.
 
-    ROW     the READY row as RUN received it: an Arrow record batch of one row
-    TAKEOVER  a worker has taken the attempt over
-    CALL    a completed model call: ids of the context before it, sampled ids, logprobs, versions
-    ANSWER  what the policy is told of a tool call, or by the env's own turn; the env's state
-    END     how the loop ended, and what crosses into EVAL
+    ROW       the READY row as RUN received it: an Arrow record batch of one row
+    TAKEOVER  another worker has taken the attempt over
+    CALL      a completed model call: ids of the context before it, sampled ids, logprobs, versions
+    ANSWER    the text that answers a tool call, or the env's own turn; the env's state
+    END       how the loop ended, and what crosses into EVAL
 
 All but the row are MessagePack arrays of their fields; ids and logprobs are in them as the bytes of
 little-endian int32 and float32, so that a record costs what its bytes cost. Both are exact; a
@@ -69,7 +69,7 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolAnswer:
-    """Holds what the policy is told of a tool call, or by the env's own turn."""
+    """Holds the text that the policy reads as a tool call's result, or as the env's own turn."""
 
     turn: int
     index: int

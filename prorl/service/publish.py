@@ -1,17 +1,20 @@
-"""Publication of weights: an id, the backends of the run take them, it is published.
+"""Publishes weights: a version gets its id, the run's backends load it, then it is the newest one.
 
-    id durable -> each backend: pause -> update -> resume -> `version` is durable and told
-    -> the trainer has its answer
+    the id is durable
+    each backend: pause -> update -> resume
+    the version is durable -> RUN learns of it -> the trainer gets its answer
 
-Invariants: an id is never given twice; never more than half of several backends are paused at a
-time; one publication at a time, and no server that is out, or goes out, delays the rest; a version
-is published only when a backend serves it (a run whose backends are scripts needs none). A backend
+Invariants: an id is never used twice; at most half of several backends are paused at a time; there
+is one publication at a time, and no server that is out, or goes out, delays the rest; a version is
+published only when a backend serves it (a run whose backends are scripts needs none). A backend
 without the newest weights is fenced until it has them. Every load has a label that is never used
-again, which is how tokens are told apart (`prorl/backends/labels.py`). Runs that share a backend
-share its weights: tokens of another run's do not train. A trainer that sends weights itself
-announces them: a server is believed that stood paused (`pool/paused.py`) or states the label that
-the trainer gave it, and gets ours. A backend that no open run uses is let go: the next run begins
-with what it serves then, its version 0.
+again, which tells the tokens of different weights apart (`prorl/backends/labels.py`). Runs that
+share a backend share its weights; tokens that were sampled by another run's weights do not train.
+
+A trainer that sends weights itself announces them. The announcement counts for a server that was
+paused meanwhile (`pool/paused.py`) or that states the label which the trainer named; it gets a
+label of ours then. A backend that no open run uses is released: what it serves when the next run
+begins is that run's version 0.
 """
 
 from __future__ import annotations

@@ -7,13 +7,13 @@ sandboxd.
 Children die with the supervisor (PDEATHSIG); what a killed supervisor leaves on disk is swept by
 the next one on the root.
 
-A worker that was asked to leave and has nothing in hand exits with EXIT_DRAINED and stays away;
-where its stages live in `service`, that prints `left` and goes on without them. Once all have, the
-node has left (`drain`, `drained`).
+A worker that was asked to leave exits with EXIT_DRAINED once it has nothing in hand, and is not
+started again. Where its stages are part of `service`, that process prints `left` and goes on
+without them. The node has left (`drained`) when all its stages have.
 
-Freeze becomes death: a child that falls silent, or that is not ready in time after a restart, is
-ended through its pidfd and started again. Deaths while the root's disk is full, and for a disk that
-says no, are waited out and not counted; `trouble` says so.
+A frozen child counts as dead: one that falls silent, or that is not ready in time after a restart,
+is killed through its pidfd and started again. Deaths while the root's disk is full, or refuses
+writes, are not counted: the supervisor waits for the disk, and `trouble` says so.
 
 Not promised: that a child's death is free. RUN's next incarnation goes on with the turns that its
 journal holds; without one (`journal: off`) its death costs an attempt (`docs/architecture.md`).
@@ -56,7 +56,7 @@ FULL_WAIT_S = 5.0
 
 
 MISTAKE = 2
-"""Exit code of a program that was told something wrong: trying again would not help."""
+"""Exit code of a program that refuses its arguments or settings: a restart would not help."""
 
 MAX_RESTARTS = 5
 """Restarts of one child with no commit in between and no incarnation that lasted; after the next
