@@ -14,6 +14,9 @@ from prorl.tasks.generated import generate
 from prorl.testing import LocalSandbox
 from prorl.types import Stage, ToolCall
 
+# one loop: its grader stays warm from one test to the next
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 ENV, SHOP = ArithEnv(), ShopEnv()
 (TASK,) = generate("arith", seed=0, n=1)
 BASKET = next(task for task in generate("shop", seed=0, n=20) if len(task.data["items"]) == 2)
@@ -78,7 +81,7 @@ async def test_a_call_that_does_not_fit_is_a_short_result(tmp_path: Path, call: 
     assert len(result.output) <= 40
 
 
-def test_a_task_without_its_answer_is_refused() -> None:
+async def test_a_task_without_its_answer_is_refused() -> None:
     ENV.check(TASK)
     with pytest.raises(TaskError, match="answer"):
         ENV.check(dataclasses.replace(TASK, data={"expression": "1+1"}))
@@ -118,7 +121,7 @@ async def test_prices_need_no_sandbox_and_only_sold_items_have_a_price() -> None
         assert (await SHOP.call(BASKET, None, call, 1.0)).exit_code == 2
 
 
-def test_a_task_with_an_item_that_has_no_price_is_refused() -> None:
+async def test_a_task_with_an_item_that_has_no_price_is_refused() -> None:
     SHOP.check(BASKET)
     for data in (
         {**BASKET.data, "items": ["yachts"]},

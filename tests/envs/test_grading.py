@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -33,8 +34,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(autouse=True, scope="module", loop_scope="module")
-async def _helpers_end() -> AsyncIterator[None]:
-    yield
+async def _helpers() -> AsyncIterator[None]:
+    """math-verify, which takes seconds to start, has one second of the processor for an answer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grading, "MATH_VERIFY", replace(grading.MATH_VERIFY, cpu_s=1.0))
+        yield
     close()
 
 
@@ -67,6 +71,7 @@ async def test_an_answer_that_takes_all_its_time_is_wrong() -> None:
     assert (await _score(UNREADABLE, "#### 1/2")).reward == 1
 
 
+@pytest.mark.slow  # in the fast suite a grader that spins has the same end
 async def test_a_reference_that_takes_all_the_time_is_the_graders_failure() -> None:
     with pytest.raises(GraderError, match=r"processor time|MemoryError|longer"):
         await _score(SLOW_FOR_SYMPY, "#### 2")

@@ -13,6 +13,9 @@ from prorl.tasks import load_tasks
 from prorl.testing import LocalSandbox, Replies, play
 from prorl.types import Json, Stage, Task, ToolCall
 
+# one loop: its grader stays warm from one test to the next
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 DATA = Path(__file__).parents[2] / "../shared/data/gsm8k/train-2000.jsonl"
 ENV = MathEnv()
 
@@ -47,7 +50,7 @@ async def test_reward(answer: Json, text: str, reward: float) -> None:
 
 
 @pytest.mark.parametrize("answer", [None, "", True, ["42"], "9" * 1001])
-def test_a_task_without_a_usable_answer_is_refused(answer: Json) -> None:
+async def test_a_task_without_a_usable_answer_is_refused(answer: Json) -> None:
     with pytest.raises(TaskError, match=r"data\.answer"):
         ENV.check(_task(answer))
 
@@ -107,7 +110,7 @@ async def test_invalid_calls_are_reported_and_not_run(tmp_path: Path) -> None:
     assert sandbox.calls == []
 
 
-def test_sandboxes_are_for_run_alone() -> None:
+async def test_sandboxes_are_for_run_alone() -> None:
     assert ENV.sandbox(_task("1"), Stage.RUN) is not None
     assert ENV.sandbox(_task("1"), Stage.EVAL) is None
 

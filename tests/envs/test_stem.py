@@ -11,7 +11,7 @@ import pytest
 from prorl.envs.answers import science
 from prorl.envs.stem import StemEnv
 from prorl.errors import TaskError
-from prorl.testing import make_task, run
+from prorl.testing import Replies, make_task, play
 from prorl.types import Json, Task
 
 ENV = StemEnv()
@@ -107,11 +107,12 @@ def test_tolerance_and_aliases_are_the_tasks() -> None:
     assert _grade(_short("water", aliases=["H2O"]), "#### H2O")[0]
 
 
-def test_the_oracle_is_right() -> None:
+async def test_the_oracle_is_right() -> None:
     for task in (_choice(), _choice("the argon"), _short("3 m"), _short("water")):
         reference = ENV.reference(task)
-        assert run(ENV, task, *reference.calls, reference.answer).reward == 1
-        assert run(ENV, task, "I do not know.").reward == 0
+        oracle = Replies(*reference.calls, reference.answer)
+        assert (await play(ENV, task, oracle)).reward == 1
+        assert (await play(ENV, task, Replies("I do not know."))).reward == 0
 
 
 @pytest.mark.parametrize(
