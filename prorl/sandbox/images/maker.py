@@ -9,6 +9,8 @@ namespace only (Apptainer's fakeroot).
 Apptainer runs by spython: always a folder (`--sandbox`), never with sudo. spython hides failures
 (its result says nothing, its library code calls `sys.exit`), so what counts is the folder that is
 on disk afterwards.
+
+What speaks HTTP is imported where it is needed: most jobs need none.
 """
 
 from __future__ import annotations
@@ -31,10 +33,8 @@ from prorl.linux import calls
 from prorl.linux.forked import ForkedChild
 from prorl.sandbox.images import dockerfile
 from prorl.sandbox.images.layers import ToolFailed, make_layer
-from prorl.sandbox.images.pull import Pull
 from prorl.sandbox.images.registry import Image, Registry, digest_of_sif, is_name, is_sif
 from prorl.sandbox.images.stack import merge
-from prorl.sandbox.images.store import ImageStore, ImageStoreError
 from prorl.sandbox.images.tree import add_mount_points, check_shell, copy_tree, digest_of, tidy
 
 SOURCES = "a folder (also a Dockerfile's), FILE.sif or FILE.def"
@@ -68,6 +68,8 @@ def make(
     if job["do"] == "layer":
         return make_layer(registry, job)
     if job["do"] == "pull":
+        from prorl.sandbox.images.pull import Pull
+
         return Pull(registry, json.loads(job["mirrors"])).pull(job["name"], job["source"])
     if job["do"] == "unpack":
         return _unpacked(registry, job["source"])
@@ -97,6 +99,9 @@ def _shared(registry: Registry, job: dict[str, str], begin_build: Callable[[], o
     if not (url := settings.get("store")):
         begin_build()
         return _built(registry, job)
+    from prorl.sandbox.images.pull import Pull
+    from prorl.sandbox.images.store import ImageStore, ImageStoreError
+
     pull = Pull(registry, {})  # first: it forks, and file systems start threads
     store, shared = None, None
     with ExitStack() as stack:
@@ -128,6 +133,8 @@ def _built(
         return _unpacked(registry, source)
     with registry.workplace() as work:
         if recipe := dockerfile.recipe_of(Path(source)):
+            from prorl.sandbox.images.pull import Pull
+
             archive = dockerfile.build(recipe, work, json.loads(job.get("settings") or "{}"))
             image = Pull(registry, {}).image(f"docker-archive:{archive}", str(recipe))
             put(archive, work)
