@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from prorl.errors import TaskError
+from prorl.pluralize import pluralize
 from prorl.types import Json, SandboxSpec, Stage, Task
 
 NO_NETWORK, ALLOWLIST, PUBLIC = "no-network", "allowlist", "public"
@@ -234,7 +235,7 @@ def ungranted_network(tasks: Iterable[Task], most: NetworkPolicy) -> list[str]:
     modes = ", ".join(sorted({wish.mode for excess in wishes.values() for wish in excess}))
     listed = f"{', '.join(names[:LISTED_TASKS])}{', ...' if len(names) > LISTED_TASKS else ''}"
     return [
-        f"{len(names)} of {num_tasks} tasks ask for more network ({modes}) than"
+        f"{len(names)} of {pluralize(num_tasks, 'task')} ask for more network ({modes}) than"
         f" service.sandbox.network grants ({most.mode}), and get no more ({listed})"
     ]
 

@@ -24,6 +24,7 @@ from prorl.agents.ending import End, end_with, run_to_trajectory
 from prorl.agents.record import SequenceRecord
 from prorl.agents.sampler import Sampler
 from prorl.errors import BudgetError
+from prorl.pluralize import pluralize
 from prorl.renderer.apart import Rendering, check_fits, check_room, text_bytes
 from prorl.schema import MAX_SEGMENTS
 from prorl.tokenizer import max_token_bytes
@@ -98,7 +99,7 @@ class _Attempt:
         else:
             outputs = await self._call_tools(turn, message.tool_calls)
         if turn + 1 >= context.limits.max_turns:
-            return end_with(FailureCode.MAX_TURNS, f"{turn + 1} turns without an end")
+            return end_with(FailureCode.MAX_TURNS, f"{pluralize(turn + 1, 'turn')} without an end")
         return await self._extend(completion, outputs)
 
     async def _extend(self, completion: Completion, outputs: Sequence[Message]) -> End | None:

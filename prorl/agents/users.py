@@ -51,6 +51,7 @@ from prorl.errors import (
 )
 from prorl.helper.pool import pool
 from prorl.helper.process import Died, Helper, HelperError, HelperProgram, Raised
+from prorl.pluralize import pluralize
 from prorl.renderer.apart import Rendering, check_fits, check_room, text_bytes
 from prorl.sandbox_calls import SANDBOX_OPS, call_sandbox
 from prorl.schema import MAX_SEGMENTS
@@ -337,7 +338,7 @@ class _Drive:
             text = f"agent {self._name!r} samples a conversation twice at once"
             raise RolloutError(FailureCode.BAD_TASK, text)
         if not 0 <= request.turn < self._context.limits.max_turns:
-            text = f"{len(self._turns)} turns without an answer"
+            text = pluralize(len(self._turns), "turn") + " without an answer"
             raise BudgetError(FailureCode.MAX_TURNS, text)
         self._turns.add(request.turn)
         conversation.is_busy = True

@@ -24,6 +24,7 @@ from prorl.errors import NotFoundError, StorageError, UserError
 from prorl.helper.child import Answer, serve
 from prorl.helper.pool import pool
 from prorl.helper.process import HelperError, HelperProgram, Late
+from prorl.pluralize import pluralize
 from prorl.schema import TABLES
 from prorl.storage.files.runs import below, is_run, is_url, list_runs
 from prorl.storage.read.catalog import DERIVED, VIEWS, StoredRun, is_intact, sources_of
@@ -38,7 +39,7 @@ class Runs:
         self.runs = tuple(runs)
 
     def __repr__(self) -> str:
-        return f"{len(self.runs)} runs: {', '.join(run.run_id for run in self.runs)}"
+        return f"{pluralize(len(self.runs), 'run')}: {', '.join(run.run_id for run in self.runs)}"
 
     def sql(self, statement: str) -> duckdb.DuckDBPyRelation:
         """`table` for people: `.df()`, `.pl()`, `.arrow()`, or asked further."""

@@ -23,6 +23,7 @@ from prorl.analysis.track import POLL_S, follow, open_tracker
 from prorl.client import connect
 from prorl.config.trackers import OTLP
 from prorl.errors import ProrlError, UserError
+from prorl.pluralize import pluralize
 from prorl.storage.files.runs import is_run
 from prorl.storage.read.catalog import StoredRun
 
@@ -46,7 +47,8 @@ def track(
     if OTLP in names:
         if names != [OTLP]:
             raise UserError("otlp beside other trackers", "a process of its own for each")
-        sent.append(f"{send_traces(where, Exporter(endpoint), ended, wait):,} rollouts as traces")
+        num_rollouts = send_traces(where, Exporter(endpoint), ended, wait)
+        sent.append(f"{pluralize(num_rollouts, 'rollout')} as traces")
     else:
         trackers = [open_tracker(name, stored, folder) for name in names]
         try:

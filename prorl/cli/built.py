@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from prorl.config import BuildConfig
 from prorl.errors import ProrlError, UserError
+from prorl.pluralize import pluralize
 from prorl.sandbox.images import dockerfile
 from prorl.sandbox.images.child import make_image
 from prorl.sandbox.images.registry import Registry
@@ -61,7 +62,8 @@ def missing(recipes: Recipes, root: Path, build: BuildConfig) -> dict[Path, floa
     }
     if lacking and not (dockerfile.program() or build.store):
         raise UserError(
-            f"{len(lacking):,} images are to be built from Dockerfiles, without buildah or podman",
+            f"{pluralize(len(lacking), 'image')} to build from Dockerfiles, without buildah or"
+            " podman",
             "one of them",
             "apt-get install buildah, or `prorl image pull` what another machine has built",
         )

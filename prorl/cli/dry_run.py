@@ -24,6 +24,7 @@ import orjson
 from prorl.backends.catalogue import is_server
 from prorl.cli.job import JobPlan
 from prorl.cli.output import say, table
+from prorl.pluralize import pluralize
 from prorl.types import DOCKER, Json, image_name
 
 GIB = 1 << 30
@@ -41,7 +42,10 @@ async def dry_run(plan: JobPlan) -> int:
     check_run_offer(plan.run, proved)
     rows = [
         *(("tasks", line) for line in plan.about),
-        ("rollouts", f"{len(plan.tasks)} tasks, {plan.num_rollouts} rollouts"),
+        (
+            "rollouts",
+            f"{pluralize(len(plan.tasks), 'task')}, {pluralize(plan.num_rollouts, 'rollout')}",
+        ),
         ("filter", plan.run.filter.partition("\n")[0]),
         ("renderer", _renderer(spec.model, proved)),
         *[("server", line) for line in await _servers(plan, proved)],

@@ -25,6 +25,7 @@ import orjson
 
 from prorl import exact_json
 from prorl.errors import ConfigError
+from prorl.pluralize import pluralize
 from prorl.types import Json
 
 _KEPT = frozenset("\n\t")
@@ -150,7 +151,7 @@ def redrawn() -> Iterator[None]:
         yield
     lines = page.getvalue().splitlines()
     if len(lines) >= size.lines:
-        lines[size.lines - 2 :] = [f"… and {len(lines) - size.lines + 2} lines more"]
+        lines[size.lines - 2 :] = [f"… and {pluralize(len(lines) - size.lines + 2, 'line')} more"]
     terminal.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
     terminal.flush()
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from prorl.errors import ConfigError, ProrlError
 from prorl.net.join import ends_soon
+from prorl.pluralize import pluralize
 from prorl.sandbox import kinds
 from prorl.supervisor.root import make_socket_dir
 
@@ -78,7 +79,10 @@ def _optional(name: str, extra: str, use: str) -> ProbeOutcome:
 def _cores() -> ProbeOutcome:
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    finding, fix = f"{cores} cores, {memory:.0f} GiB", "2 cores and 3 GiB are comfortable"
+    finding, fix = (
+        f"{pluralize(cores, 'core')}, {memory:.0f} GiB",
+        "2 cores and 3 GiB are comfortable",
+    )
     return ProbeOutcome.warning("machine", finding, fix, bad=cores < 2 or memory < 3)
 
 
@@ -134,7 +138,8 @@ def _terminals() -> ProbeOutcome:
 
     few = short_of_terminals(num_sandboxes(settle(ServiceConfig())))
     fix = few.rpartition(": ")[2]
-    return ProbeOutcome.warning("terminals", f"for {room()} sandboxes at once", fix, bad=bool(few))
+    finding = f"for {pluralize(room(), 'sandbox', 'sandboxes')} at once"
+    return ProbeOutcome.warning("terminals", finding, fix, bad=bool(few))
 
 
 def _sandboxes() -> Iterator[ProbeOutcome]:

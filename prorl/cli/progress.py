@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from prorl.cli.output import clean, note
 from prorl.deploy.running import POLL_S
+from prorl.pluralize import pluralize
 from prorl.types import GroupState, Json, RolloutState, Stage
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def waits_for(run: Run) -> str:
     for stage in reversed(Stage):
         load = run["stages"].get(stage)
         if load and load["queued"] and 0 < load.get("slots", 0) <= load["busy"]:
-            return f"waits for {stage.upper()}: {load['busy']:.0f} slots, all busy"
+            return f"waits for {stage.upper()}: {pluralize(round(load['busy']), 'slot')}, all busy"
     return ""
 
 
@@ -197,7 +198,8 @@ async def follow(
                 return
             if unread and not is_noted:
                 is_noted = True
-                note(f"done; waiting until the consumer has read and committed {unread} groups")
+                groups = pluralize(unread, "group")
+                note(f"done; waiting until the consumer has read and committed {groups}")
             await asyncio.sleep(min(POLL_S, max(SHORT_POLL_S, (time.monotonic() - began_s) / 20)))
     finally:
         progress.close()

@@ -31,6 +31,7 @@ from prorl.config import JOB_FILE, ServiceConfig
 from prorl.deploy.running import client_of, first, service, signals
 from prorl.deploy.tracking import RunTrackers, run_trackers
 from prorl.linux.files import make_folder
+from prorl.pluralize import pluralize
 from prorl.sandbox.images.registry import default_root
 from prorl.types import Json
 
@@ -213,7 +214,7 @@ async def _submit_when_built(client: Client, plan: JobPlan, quiet: bool) -> None
         await asyncio.to_thread(_submit, client, plan)
         return
     if not quiet:
-        note(f"{len(lacking):,} of {len(recipes):,} images are to be built")
+        note(f"to build: {len(lacking):,} of {pluralize(len(recipes), 'image')}")
     building = asyncio.ensure_future(build_images(lacking, root, build, BUILDS_AT_A_TIME, ended))
     try:
         for i in (i for i, folders in waiting.items() if not folders):

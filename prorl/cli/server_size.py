@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import aiohttp
 
 from prorl.backends.catalogue import address
+from prorl.pluralize import pluralize
 from prorl.waits import wait_limit_s
 
 TIMEOUT_S = wait_limit_s("cli.metrics")
@@ -46,16 +47,17 @@ def size_lines(name: str, tokens: int, longest: int, slots: int, groups: int) ->
         return
     rollouts = max(tokens // longest, 1)
     yield (
-        f"{name}: {tokens} tokens of KV cache hold {rollouts} rollouts of {longest} tokens at a"
-        " time"
+        f"{name}: {tokens} tokens of KV cache hold {pluralize(rollouts, 'rollout')} of {longest}"
+        " tokens at a time"
     )
     if slots < rollouts:
         yield (
-            f"{slots} slots leave it idle: --set service.run.slots={rollouts}, or vLLM's"
-            " --max-num-seqs if that is less"
+            f"{pluralize(slots, 'slot leaves', 'slots leave')} it idle: --set"
+            f" service.run.slots={rollouts}, or vLLM's --max-num-seqs if that is less"
         )
     if groups < rollouts:
-        yield f"{groups} rollouts in open groups leave it idle: raise run.max_open_groups, too"
+        idle = pluralize(groups, "rollout in open groups leaves", "rollouts in open groups leave")
+        yield f"{idle} it idle: raise run.max_open_groups, too"
 
 
 async def read_cache_tokens(name: str, key: str = "") -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from prorl.cli.output import answer, clean, shortened
 from prorl.cli.runs import root_option
+from prorl.pluralize import pluralize
 from prorl.types import Json
 
 TOTALS = """
@@ -94,8 +95,8 @@ def present(directory: str | Path, *, json: bool, elapsed_s: float | None = None
 def lines(summary: dict[str, Json]) -> Iterator[str]:
     elapsed_s = summary.get("elapsed_s")
     took = f" in {elapsed_s:.1f} s" if elapsed_s else ""
-    groups = f"{summary['groups']:,} groups{took}"
-    yield f"{summary['run']}: {summary['rollouts']:,} rollouts in {groups}"
+    rollouts = pluralize(summary["rollouts"], "rollout")
+    yield f"{summary['run']}: {rollouts} in {pluralize(summary['groups'], 'group')}{took}"
     yield f"  reward    {_reward(summary)}"
     states = " · ".join(f"{state} {n:,}" for state, n in summary["states"].items())
     yield f"  states    {states or 'none'}"
@@ -113,7 +114,7 @@ def lines(summary: dict[str, Json]) -> Iterator[str]:
         (summary["cut_by_time"], "limits.run_s"),
     ):
         if many:
-            yield f"  CUT OFF   {many:,} of {summary['rollouts']:,} rollouts: raise {settings}"
+            yield f"  CUT OFF   {many:,} of {rollouts}: raise {settings}"
     yield f"  groups    {' · '.join(map(_decided, summary['groups_decided'])) or 'none decided'}"
     yield f"  tokens    {_tokens(summary, elapsed_s)}"
     if summary["continued_calls"] + summary["rendered_calls"]:
@@ -141,7 +142,7 @@ def _endpoint_words(summary: dict[str, Json]) -> str:
     changed = summary["retokenization_mismatches"]
     share, mismatch_share = continued / max(calls, 1), changed / max(continued, 1)
     words = [
-        f"{continued:,} of {calls:,} calls ({share:.0%}) continued recorded ids",
+        f"{continued:,} of {pluralize(calls, 'call')} ({share:.0%}) continued recorded ids",
         f"rendering again would have changed those of {changed:,} ({mismatch_share:.0%})",
     ]
     rare = ("rendered_calls", "forked_calls", "edited_replies", "unused_replies")
@@ -155,7 +156,7 @@ def _decided(row: dict[str, Json]) -> str:
 
 def _tokens(summary: dict[str, Json], elapsed_s: float | None) -> str:
     sampled = f"{summary['tokens']:,} ({summary['sampled_tokens']:,} sampled)"
-    counts = f"{sampled} in {summary['model_calls']:,} model calls"
+    counts = f"{sampled} in {pluralize(summary['model_calls'], 'model call')}"
     if not elapsed_s:
         return counts
     rollouts = f"{summary['rollouts'] / elapsed_s:.1f} rollouts/s"

@@ -44,6 +44,7 @@ from prorl.errors import ConfigError, UnavailableError, UserError
 from prorl.flight.ticket import Cursor, Ticket
 from prorl.net.join import Join
 from prorl.net.tls import Credentials
+from prorl.pluralize import pluralize
 from prorl.task_json import check_values
 from prorl.types import Json, RolloutState, SamplingParams, Task
 from prorl.waits import wait_limit_s
@@ -108,12 +109,13 @@ class RunSnapshot(dict[str, Json]):
         num_ended = sum(num for state, num in counts.items() if RolloutState(state).terminal)
         words = (
             str(self.get("state")),
-            f"{num_ended:,} of {sum(counts.values()):,} rollouts ended",
+            f"{num_ended:,} of {pluralize(sum(counts.values()), 'rollout')} ended",
             "" if mean is None else f"reward {mean:.3f}",
             f"policy version {self.get('version', 0)}",
             f"stalled: {self['stalled']}" if self.get("stalled") else "",
         )
-        return f"<run {self.get('run_id')}: {', '.join(filter(None, words))}; {len(self)} keys>"
+        known = pluralize(len(self), "key")
+        return f"<run {self.get('run_id')}: {', '.join(filter(None, words))}; {known}>"
 
 
 class Client:
@@ -507,7 +509,7 @@ class Client:
         if config["delivery"] == "stream" and groups_per_batch > config["max_unacked_groups"]:
             problem = (
                 f"groups_per_batch {groups_per_batch} of run {run!r}, which pauses at"
-                f" {config['max_unacked_groups']} uncommitted groups"
+                f" {pluralize(config['max_unacked_groups'], 'uncommitted group')}"
             )
             raise UserError(
                 problem, "at most that many", "make the run with a larger max_unacked_groups"

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 
 from prorl.config import ServiceConfig
 from prorl.graph import GRAPH
+from prorl.pluralize import pluralize
 
 SERVICE = "service"
 
@@ -97,7 +98,8 @@ def about(config: ServiceConfig) -> str:
     elif len(runs) == 1:
         where = "one chain of stages in a process of its own"
     slots, most = len(runs) * config.run.slots, num_sandboxes(config)
-    bound = f"run.slots: {slots} rollouts at a time"
+    bound = f"run.slots: {pluralize(slots, 'rollout')} at a time"
     if most < slots:
-        bound = f"sandbox.max_sandboxes: {most} at a time of {slots} slots, where each needs one"
+        of = pluralize(slots, "slot")
+        bound = f"sandbox.max_sandboxes: {most} at a time of {of}, where each needs one"
     return f"{where}; {bound}"

@@ -17,6 +17,7 @@ from prorl import env_settings, exact_json
 from prorl.env_settings import AUTO
 from prorl.errors import TaskError
 from prorl.plugins import absolute
+from prorl.pluralize import pluralize
 from prorl.tasks.formats import Format, detect
 from prorl.tasks.generated import from_spec, is_generated
 from prorl.tasks.rows import read_rows
@@ -48,7 +49,7 @@ class TaskSet:
             for deviation in task.data.get("deviations") or ():
                 tasks.setdefault(str(deviation), []).append(task.task_id)
         return [
-            f"{len(ids)} of {len(self.tasks)} tasks: {deviation}"
+            f"{len(ids)} of {pluralize(len(self.tasks), 'task')}: {deviation}"
             f" ({', '.join(ids[:_LISTED_TASKS])}{', ...' if len(ids) > _LISTED_TASKS else ''})"
             for deviation, ids in tasks.items()
         ]
@@ -58,7 +59,8 @@ class TaskSet:
         """Says in one line what was read as what, for which env, and what was left out."""
         envs = ", ".join(sorted({task.env for task in self.tasks}))
         summary = (
-            f"{self.source}: {len(self.tasks)} tasks, read as {self.format}, for the env {envs}"
+            f"{self.source}: {pluralize(len(self.tasks), 'task')}, read as {self.format},"
+            f" for the env {envs}"
         )
         if self.repeated:
             summary += f"; {len(self.repeated)} say what an earlier row says ({self.repeated[0]})"
@@ -66,7 +68,7 @@ class TaskSet:
             return summary
         more = "; ..." if len(self.bad) > _LISTED_BAD_ROWS else ""
         places = "; ".join(error.problem[:200] for error in self.bad[:_LISTED_BAD_ROWS])
-        return f"{summary}; {len(self.bad)} bad rows left out: {places}{more}"
+        return f"{summary}; {pluralize(len(self.bad), 'bad row')} left out: {places}{more}"
 
 
 def load_tasks(

@@ -19,6 +19,7 @@ from prorl.analysis.analyses import ANALYSES
 from prorl.analysis.opened import Runs
 from prorl.analysis.opened import open_runs as opened
 from prorl.errors import UserError
+from prorl.pluralize import pluralize
 from prorl.types import Json
 from prorl.view.frozen import html
 
@@ -91,7 +92,7 @@ class NotebookFigure:
         return list(self._content["rows"])
 
     def __repr__(self) -> str:
-        return f"{self._content['title']}: {len(self.rows)} rows"
+        return f"{self._content['title']}: {pluralize(len(self.rows), 'row')}"
 
     def _repr_html_(self) -> str:
         page = escape(html({"figure": self._content}))

@@ -43,6 +43,7 @@ from prorl.control import PartFile as PartFile
 from prorl.errors import ForeignDirectoryError, NotFoundError, SchemaError, StorageError
 from prorl.linux import locks
 from prorl.linux.files import sync_directory
+from prorl.pluralize import pluralize
 from prorl.schema import TABLES, check_version
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.storage.files.durable import TEMP_MARK, WriteDurably, write_durably
@@ -278,7 +279,8 @@ class RunDir:
         )
         if upto > num_commits or ask(self.fs, lambda: self.fs.exists(beyond)):
             raise ForeignDirectoryError(
-                f"{beyond} is there, and the control log knows {num_commits} commits of the run",
+                f"{beyond} is there, and the control log knows"
+                f" {pluralize(num_commits, 'commit')} of the run",
                 "the log that wrote this directory",
                 "use another root: what is stored here is read without a service",
             )

@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from prorl.errors import ConflictError
+from prorl.pluralize import pluralize
 from prorl.storage.files.layout import COMMITS, MANIFEST, RunDir
 
 TRASH = ".dropped-"
@@ -43,9 +44,9 @@ def why_kept(control_db: Path, run_id: str) -> str:
     if state == "open":
         return "it is open"
     if delivery == "stream" and waiting:
-        return f"{waiting:,} groups wait for its trainer"
+        return pluralize(waiting, "group waits", "groups wait") + " for its trainer"
     if delivery == "stream" and cursor < delivered:
-        return f"its trainer has committed {cursor:,} of {delivered:,} groups"
+        return f"its trainer has committed {cursor:,} of {pluralize(delivered, 'group')}"
     return ""
 
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from prorl.errors import SchemaError, StorageError
+from prorl.pluralize import pluralize
 from prorl.schema import APPENDED, TABLES
 from prorl.schema.sequences import validate_sequences
 from prorl.storage.files.appended import AppendedTable
@@ -115,7 +116,7 @@ def _by_itself(run: RunDir, path: str) -> Iterator[StorageFinding]:
         if expected is not None and expected.decode() != rows_digest(rows):
             yield StorageFinding(where=path, problem="does not hold the rows that its footer says")
         elif path.endswith(f"/{EMPTY}") and rows.num_rows:
-            yield StorageFinding(where=path, problem=f"holds {rows.num_rows} rows")
+            yield StorageFinding(where=path, problem=f"holds {pluralize(rows.num_rows, 'row')}")
         elif (
             path.endswith(f"/{EMPTY}")
             and digests.get(COLUMNS_DIGEST) != columns_digest(rows.schema).encode()
@@ -174,7 +175,8 @@ def _rows(run: RunDir, file: PartFile) -> Iterator[StorageFinding]:
                 yield from _invalid(file, rows)
     if num_rows != file.rows:
         yield StorageFinding(
-            where=file.path, problem=f"holds {num_rows} rows, its commit says {file.rows}"
+            where=file.path,
+            problem=f"holds {pluralize(num_rows, 'row')}, its commit says {file.rows}",
         )
 
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from prorl.control import GroupEventRow, HandedOut, KeptGroup
 from prorl.errors import ConflictError
 from prorl.limits import Clock
+from prorl.pluralize import pluralize
 from prorl.timing import now
 
 HANDED_AT_ONCE = 64
@@ -101,8 +102,8 @@ def check_seq(seq: int, delivered: int, run_id: str) -> None:
     """Raise ConflictError for a cursor that the order has not reached."""
     if seq > delivered:
         raise ConflictError(
-            f"cursor {run_id}@{seq} is ahead of run {run_id}, which has delivered {delivered}"
-            " groups",
+            f"cursor {run_id}@{seq} is ahead of run {run_id}, which has delivered"
+            f" {pluralize(delivered, 'group')}",
             f"at most {run_id}@{delivered}",
             "is this the run that the checkpoint was trained on?",
         )

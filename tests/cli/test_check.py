@@ -37,7 +37,7 @@ class Capitals(BaseEnv):
 @pytest.mark.parametrize(
     ("tool", "code", "expected"),
     [
-        ("look_up", 0, "1 tasks: reference right, twice the same; useless answer wrong"),
+        ("look_up", 0, "1 task: reference right, twice the same; useless answer wrong"),
         (
             "lookup",
             1,
@@ -66,10 +66,10 @@ def test_a_reference_that_calls_a_tool_that_is_not_there_is_refused(
 @pytest.mark.parametrize(
     ("broken", "expected"),
     [
-        ("partial_credit = True", "1 tasks: reference right"),
+        ("partial_credit = True", "1 task: reference right"),
         ("", "a useless answer scores 0.5 (an env may say partial_credit = True)"),
-        ("partial_credit, reward_range = True, (-1, 1)", "1 tasks: reference right"),
-        ("partial_credit, reward_range = True, (0, float('inf'))", "1 tasks: reference right"),
+        ("partial_credit, reward_range = True, (-1, 1)", "1 task: reference right"),
+        ("partial_credit, reward_range = True, (0, float('inf'))", "1 task: reference right"),
         (
             "partial_credit, reward_range = True, (1, float('inf'))",
             "the reference solution scores 1; expected more than 1 (an env may say reward_range",
@@ -112,22 +112,22 @@ BEST_IS_FIVE = ENV.replace("float(", "5.0 * (").replace("TOOL", "look_up")
         (
             BEST_IS_FIVE.replace("    needs", "    reward_range = (0.0, 5.0)\n    needs"),
             {"env": "capitals.py:Capitals", "prompt": "?", "data": {"answer": "Oslo"}},
-            "1 tasks: reference right, twice the same; useless answer wrong",
+            "1 task: reference right, twice the same; useless answer wrong",
         ),
         (
             ENV.partition("    def reference")[0],
             {"env": "capitals.py:Capitals", "prompt": "?", "data": {"answer": "Oslo"}},
-            "1 tasks without a reference solution: useless answer wrong, twice the same",
+            "1 task without a reference solution: useless answer wrong, twice the same",
         ),
         (
             "",
             {"description": "Double it.", "public_tests": {"input": ["1"], "output": ["2"]}},
-            "1 tasks without a reference solution",
+            "1 task without a reference solution",
         ),
         (
             "",
             {"question": "Double it.", "input_output": '{"inputs": ["1"], "outputs": ["2"]}'},
-            "1 tasks without a reference solution",
+            "1 task without a reference solution",
         ),
         (
             "",
@@ -136,7 +136,7 @@ BEST_IS_FIVE = ENV.replace("float(", "5.0 * (").replace("TOOL", "look_up")
                 "prompt": "Double it.",
                 "data": {"cases": [{"input": "1", "output": "2"}]},
             },
-            "1 tasks without a reference solution",
+            "1 task without a reference solution",
         ),
     ],
 )

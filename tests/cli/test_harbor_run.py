@@ -66,7 +66,7 @@ def test_work_that_does_not_cross_is_graded_where_it_lies_and_is_not_graded_agai
         captured = capsys.readouterr()
         assert json.loads(captured.out)["scored"] == 1
         (line,) = [line for line in captured.err.splitlines() if "left out" in line]
-        assert line.startswith("1 rollouts are left out: they changed more than crossed")
+        assert line.startswith("1 rollout is left out: it changed more than crossed")
 
 
 @needs_buildah
@@ -99,7 +99,7 @@ def test_tasks_run_once_their_images_are_built_and_a_failed_build_is_the_tasks_f
         root = tmp_path / "root"
         asyncio.run(run_plan(JobPlan.make(None, flags, [], root=root)))
         stderr = capsys.readouterr().err
-        assert "2 of 2 images are to be built" in stderr
+        assert "to build: 2 of 2 images" in stderr
         assert stderr.count("works/environment: built in") == 1
         rows = query(
             root / "r",

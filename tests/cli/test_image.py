@@ -61,7 +61,7 @@ def test_images_of_rows_are_pulled_and_missing_images_are_listed(
         where = ["--images", str(tmp_path / "images")]
         assert dispatch(["image", "pull", "--rows", str(rows), *where]) == 1
         captured = capfd.readouterr()
-        assert "3 images, 0 of them here; 3 layers of" in captured.err
+        assert "3 images, 0 here; 3 layers of" in captured.err
         assert "missing: x_none: docker://" in captured.err
         assert captured.out == "2 pulled, 0 were here, 1 missing\n"
         blobs.image("none", archive(*BASE))

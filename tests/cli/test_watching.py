@@ -81,7 +81,7 @@ async def test_a_finished_run_stays_until_its_trainer_has_committed_all(
         await store.decide("r", 0)
         await store.commit("r", "p2", [], outbox_upto=w.core.run("r").outbox.end)
         await w.until(lambda view: view["state"] == "finished")
-        expected = "r is finished, with 1 kept groups that its trainer has not committed"
+        expected = "r is finished, and keeps 1 group that its trainer has not committed"
         for handed_out in (False, True):
             if handed_out:
                 await store.ask(handout([[0, 0]]), "r")
@@ -112,4 +112,4 @@ async def test_status_names_a_model_server_that_does_not_answer(
         assert await asyncio.to_thread(dispatch, ["status", "--url", w.served.http]) == 0
         output = capsys.readouterr().out
         assert f"{dead_url} is ejected: a probe was refused" in output
-        assert f"{dead_url} contradicted itself in 1 replies, refused and asked again" in output
+        assert f"{dead_url} contradicted itself in 1 reply, refused and asked again" in output

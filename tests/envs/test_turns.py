@@ -59,7 +59,7 @@ def test_prorl_check_plays_the_turns(
     (tmp_path / "half.py").write_text(env.replace("(str(number),)", "()"))
     row = '{"task_id": "g/1", "env": "%s:Guessing", "prompt": "Which?", "data": {"number": 7}}'
     for file, code, words in [
-        ("game.py", 0, "1 tasks: reference right"),
+        ("game.py", 0, "1 task: reference right"),
         ("half.py", 1, "the reference solution scores 0"),
     ]:
         (tmp_path / "tasks.jsonl").write_text(row % file)

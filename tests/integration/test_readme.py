@@ -142,7 +142,7 @@ def test_each_new_part_works_as_it_stands(
     with installed(tmp_path / "letters", "letters", {}, project["entry-points"], monkeypatch):
         assert "2 passed" in _output(tmp_path, "pytest", "-q", "letters")
         output = prorl("check", "letters/tasks.jsonl", "--sandbox", sandbox_kind)
-        assert "1 tasks: reference right, twice the same; useless answer wrong" in output
+        assert "1 task: reference right, twice the same; useless answer wrong" in output
 
 
 def _output(folder: Path, *argv: str) -> str:

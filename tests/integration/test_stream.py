@@ -162,7 +162,7 @@ async def test_a_trainer_hears_within_half_a_minute_why_nothing_comes(
                 f"heard after {time.monotonic() - began:.1f} s: {handler.messages}", file=sys.stderr
             )
             assert handler.messages[0].startswith(
-                "run r has no rows yet: 1 rollouts run and none has ended"
+                "run r has no rows yet: 1 rollout runs and none has ended"
             )
             await asyncio.to_thread(client.cancel, "r")
             assert await reading is None

@@ -98,4 +98,4 @@ def test_a_sandbox_starts_where_prorl_is_on_pythonpath_alone(tmp_path: Path) -> 
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert "1 tasks: reference right" in done.stdout
+    assert "1 task: reference right" in done.stdout

@@ -37,17 +37,17 @@ def test_each_thing_that_may_be_missing_is_named(world: Clockwork) -> None:
     world.come("store", "run", "init")
     assert world.stalled() == "no eval worker is there"
     world.come("eval")
-    assert world.stalled() == "3 rollouts are queued and no INIT slot is free for them"
+    assert world.stalled() == "3 rollouts are queued and no INIT slot is free"
     world.core.set_backend("scripted:oracle", "draining")
     assert world.stalled() == "3 rollouts are queued and no backend is able"
     world.core.set_backend("scripted:oracle", "ready")
     world.core.pump(8)
-    assert world.stalled() == "1 rollouts wait in INIT: no sandbox is ready"
+    assert world.stalled() == "1 rollout waits in INIT: no sandbox is ready"
     run = world.core.state.workers["run"]
     (record,) = [r for r in world.run.rollouts.values() if r.life.state == "leased"]
     row = ControlRow.of(Started(), stage="run", **record.key._asdict())
     world.core.control(run, row)
-    assert world.stalled().startswith("1 rollouts run and none has ended a turn")
+    assert world.stalled().startswith("1 rollout runs and none has ended a turn")
 
 
 def test_what_moves_is_not_stuck(world: Clockwork) -> None:

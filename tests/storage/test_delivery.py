@@ -157,7 +157,7 @@ async def test_a_cursor_ahead_of_the_order_is_refused() -> None:
     made = order(log)
     made.keep(1, 0)
     await made.take(request(0))
-    with pytest.raises(ConflictError, match="ahead of run r, which has delivered 1 groups"):
+    with pytest.raises(ConflictError, match="ahead of run r, which has delivered 1 group"):
         await made.take(request(2))
     with pytest.raises(ConflictError):
         await made.commit("primary", 2)

@@ -74,5 +74,5 @@ def test_a_format_is_detected_in_every_container_and_reported(
 ) -> None:
     loaded = read_tasks(CONTAINERS[container](tmp_path, [ROWS[name]]))
     assert loaded.format == name
-    assert f"1 tasks, read as {name}, for the env {loaded.tasks[0].env}" in loaded.about
+    assert f"1 task, read as {name}, for the env {loaded.tasks[0].env}" in loaded.about
     assert loaded.tasks[0].data["answer"] in ("2", "B", 1)

@@ -133,7 +133,7 @@ def test_published_shapes_are_detected(
         loaded = read_tasks(write(tmp_path / name, row))
         (task,) = loaded.tasks
         assert (loaded.format, task.env, task.prompt, task.data) == (format_, env, "1+1?", data)
-        assert f"1 tasks, read as {format_}, for the env {env}" in loaded.about
+        assert f"1 task, read as {format_}, for the env {env}" in loaded.about
 
 
 def _write_parquet(path: Path, *rows: Mapping[str, Json]) -> Path:

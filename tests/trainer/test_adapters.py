@@ -236,7 +236,7 @@ def test_skyrl_by_its_shapes(location: str, run_dir: Path) -> None:
     ids = [SimpleNamespace(instance_id=f"t{i // 4}", repetition_id=i % 4) for i in range(8)]
     prompt_batch = {"prompts": [[]] * 8, "trajectory_ids": ids}
     refused = Generator(Feed(location, "demo", consumer="ragged"))
-    with pytest.raises(UserError, match="sequences for 1 rows"):
+    with pytest.raises(UserError, match="sequences for 1 row"):
         asyncio.run(refused.generate({"prompts": [[]], "trajectory_ids": ids[:1]}))
     folder = run_dir.parent / "whole"
     write_run(folder, [group(i, whole) for i in range(4)], "whole")

@@ -127,7 +127,7 @@ def test_a_replay_is_trained_whole_by_the_pages_script(location: str, tmp_path: 
 
     first = started(1)
     assert "steps    1: 6 groups, 4 a step, with --steps 1" in first
-    assert "trained  1 steps" in first
+    assert "trained  1 step" in first
     rest = started(99)
     assert "1 are done" in rest
     last = int(re.findall(r"trained  (\d+) steps", rest)[0])

@@ -21,6 +21,7 @@ from typing import Any
 
 from prorl.client.records import Feed, Record
 from prorl.errors import UserError
+from prorl.pluralize import pluralize
 from prorl.trainer.adapters import check_temperature, check_version, metrics_of
 
 
@@ -80,8 +81,8 @@ class Generator:
             rollouts = len({record.rollout for record in group})
             if not len(group) == rollouts == num_rows:
                 raise UserError(
-                    f"group {group[0].group} of {rollouts} rollouts in {len(group)} sequences for"
-                    f" {num_rows} rows",
+                    f"group {group[0].group} of {pluralize(rollouts, 'rollout')} in"
+                    f" {pluralize(len(group), 'sequence')} for {pluralize(num_rows, 'row')}",
                     "n sequences a group: a filter that drops incomplete ones, one a rollout",
                 )
             temperature = float(sampling.get("temperature", 1.0))

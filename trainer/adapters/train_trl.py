@@ -29,6 +29,7 @@ from prorl.client import connect
 from prorl.client.records import Feed
 from prorl.errors import ProrlError, UserError
 from prorl.linux.calls import die_with_parent
+from prorl.pluralize import pluralize
 from prorl.trainer.adapters.trl import STATE, grpo_trainer, is_replay, most_groups
 from prorl.trainer.learner import expected_of
 from prorl.trainer.untie import untie
@@ -175,7 +176,9 @@ def main() -> None:
             print(error, file=sys.stderr)
         raise SystemExit(2) from None
     if is_first:
-        print(f"trained  {trainer.state.global_step} steps of run {args.run}", flush=True)
+        print(
+            f"trained  {pluralize(trainer.state.global_step, 'step')} of run {args.run}", flush=True
+        )
 
 
 def planned(feed: Feed, most: int, groups: int) -> str:
@@ -186,8 +189,8 @@ def planned(feed: Feed, most: int, groups: int) -> str:
     whole = -(-total // groups)
     exact = "" if is_replay(feed) else "at most "
     return (
-        f"{exact}{min(most, whole)}: {exact}{total} groups, {groups} a step, with --steps {most};"
-        " more where rollouts have several sequences"
+        f"{exact}{min(most, whole)}: {exact}{pluralize(total, 'group')}, {groups} a step, with"
+        f" --steps {most}; more where rollouts have several sequences"
     )
 
 

@@ -37,6 +37,7 @@ from prorl.agents.capture.canonical import (
     canonical_arguments,
 )
 from prorl.errors import BudgetError, RolloutError, TaskError, boundary
+from prorl.pluralize import pluralize
 from prorl.renderer.apart import (
     LIGHT_BYTES,
     Rendering,
@@ -182,7 +183,7 @@ class ConversationTree:
         """
         turn = len(self._calls)
         if turn >= self._context.limits.max_turns:
-            raise BudgetError(FailureCode.MAX_TURNS, f"{turn} calls without an end")
+            raise BudgetError(FailureCode.MAX_TURNS, f"{pluralize(turn, 'call')} without an end")
         if self._record.sequence.segment + 1 >= MAX_SEGMENTS:
             raise BudgetError(FailureCode.MAX_TURNS, f"{MAX_SEGMENTS} sequences")
         if siblings:

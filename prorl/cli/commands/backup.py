@@ -9,8 +9,10 @@ from pathlib import Path
 from prorl.cli.options import JsonList, RunsRoot
 from prorl.cli.output import answer
 from prorl.errors import NotFoundError, UserError
+from prorl.pluralize import pluralize
 from prorl.storage.files.runs import is_url
 from prorl.storage.keep.backup import LOG, back_up
+from prorl.types import Json
 
 
 def backup(copy: Path, *, root: RunsRoot = "prorl-runs", json: JsonList = False) -> int:
@@ -33,11 +35,15 @@ def backup(copy: Path, *, root: RunsRoot = "prorl-runs", json: JsonList = False)
     if copy.exists():
         raise UserError(f"{copy} exists", "a folder that does not exist yet")
     try:
-        rows = [{"run": run, "commits": commits} for run, commits in back_up(Path(root), copy)]
+        rows: list[dict[str, Json]] = [
+            {"run": run, "commits": commits} for run, commits in back_up(Path(root), copy)
+        ]
     except FileExistsError:  # somebody made it meanwhile, and it stays
         raise UserError(f"{copy} exists", "a folder that does not exist yet") from None
     except (OSError, sqlite3.Error) as error:
         shutil.rmtree(copy, ignore_errors=True)
         raise UserError(f"{copy}: {error}", "a disk with room for a copy of the root") from None
-    answer(rows, (f"{row['run']}: {row['commits']} commits" for row in rows), json=json)
+    answer(
+        rows, (f"{row['run']}: {pluralize(row['commits'], 'commit')}" for row in rows), json=json
+    )
     return 0

@@ -20,6 +20,7 @@ from prorl.envs.tools import call_problem
 from prorl.envs.users import GetEnv, env_by_name, open_env, reference_of
 from prorl.errors import NoReferenceError, RolloutError, UserError
 from prorl.network_policy import ungranted_network
+from prorl.pluralize import pluralize
 from prorl.protocols import Env, Sandbox, SandboxHost
 from prorl.sandbox.node.probe import choose
 from prorl.sandbox.spawn import spawned
@@ -93,14 +94,16 @@ def _lines(path: str, findings: Sequence[TaskCheck]) -> Iterator[str]:
     for finding in bad:
         yield clean(f"{finding.task_id}: {finding.problem}")
     if bad:
-        yield f"{path}: {len(bad)} of {len(findings)} tasks fail"
+        yield f"{path}: {len(bad)} of {pluralize(len(findings), 'task fails', 'tasks fail')}"
         return
     without = sum(not finding.oracle for finding in findings)
-    if checked := len(findings) - without:
-        yield f"{path}: {checked} tasks: reference right, twice the same; useless answer wrong"
+    if without < len(findings):
+        tasks = pluralize(len(findings) - without, "task")
+        yield f"{path}: {tasks}: reference right, twice the same; useless answer wrong"
     if without:
-        text = "tasks without a reference solution: useless answer wrong, twice the same"
-        yield f"{path}: {without} {text}"
+        tasks = pluralize(without, "task")
+        text = "without a reference solution: useless answer wrong, twice the same"
+        yield f"{path}: {tasks} {text}"
 
 
 async def _check_built(tasks: Sequence[Task], kind: str) -> list[TaskCheck]:
@@ -110,7 +113,7 @@ async def _check_built(tasks: Sequence[Task], kind: str) -> list[TaskCheck]:
     settings = sandbox_environment()
     root = registry_root(None)
     if lacking := missing(recipes_of(tasks), root, settings.build):
-        note(f"{len(lacking):,} images are to be built")
+        note(f"to build: {pluralize(len(lacking), 'image')}")
         num_jobs = os.cpu_count() or 1
         await build_images(lacking, root, settings.build, num_jobs, lambda built: note(built.about))
     return await _check_all(tasks, kind)
@@ -132,7 +135,7 @@ async def _check_all(tasks: Sequence[Task], kind: str) -> list[TaskCheck]:
         async def report_progress() -> None:
             while True:
                 await asyncio.sleep(PROGRESS_S)
-                note(f"checking: {len(findings)} of {len(tasks)} tasks done")
+                note(f"checking: {len(findings)} of {pluralize(len(tasks), 'task')} done")
 
         progress = asyncio.create_task(report_progress())
         try:

@@ -30,6 +30,7 @@ from prorl.cli.run_job import run_plan
 from prorl.cli.runs import DEFAULT_ROOT, run_directory
 from prorl.cli.settings import Job, JobOptions, absolute_env, chosen
 from prorl.errors import UserError
+from prorl.pluralize import pluralize
 from prorl.types import Json
 
 if TYPE_CHECKING:
@@ -184,9 +185,10 @@ def rescore(directory: str, job: Job, sandbox: str, eval_s: float | None, *, jso
         "created_at": time.time(),
     }
     if num_skipped := num_graded_in_place(run):
+        skipped = pluralize(num_skipped, "rollout is left out: it", "rollouts are left out: they")
         note(
-            f"{num_skipped:,} rollouts are left out: they changed more than crossed to the tests"
-            " (`run.limits.artifact_mb`), and were graded in their own sandboxes"
+            f"{skipped} changed more than crossed to the tests (`run.limits.artifact_mb`), which"
+            " therefore ran in the rollout's own sandbox"
         )
     rows = asyncio.run(graded())
     add_scores(run.directory, name, rows)

@@ -17,6 +17,7 @@ from prorl.cli.options import JsonObject, RunsRoot, StoredName
 from prorl.cli.output import answer, open_to_write
 from prorl.cli.runs import run_directory
 from prorl.errors import UserError
+from prorl.pluralize import pluralize
 from prorl.storage.read.catalog import StoredRun
 from prorl.types import Json
 
@@ -74,7 +75,7 @@ def export(
         total = stored.sql("select count(distinct rollout_id) as n from sequences")["n"][0].as_py()
     summary = {"run": stored.run_id, "rows": count, "of": total, "out": str(out)}
     share = "" if count == total else f" of {total:,}, those of kept groups (--all: every one)"
-    answer(summary, [f"{stored.run_id}: {count:,} rows{share} in {out}"], json=json)
+    answer(summary, [f"{stored.run_id}: {pluralize(count, 'row')}{share} in {out}"], json=json)
     return 0
 
 

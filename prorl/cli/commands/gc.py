@@ -19,6 +19,7 @@ from prorl.errors import (
     UserError,
 )
 from prorl.linux import crashes
+from prorl.pluralize import pluralize
 from prorl.service.log.log import forget_run
 from prorl.storage.files.layout import RunDir
 from prorl.storage.files.runs import is_url, list_runs
@@ -137,9 +138,10 @@ def _collected(directory: str, grace_s: float) -> dict[str, Json]:
 
 
 def _line(row: dict[str, Json], grace_s: float) -> str:
-    outcome = "dropped" if row["dropped"] else f"{len(row['files']):,} files removed"
+    outcome = "dropped" if row["dropped"] else f"{pluralize(len(row['files']), 'file')} removed"
     if row.get("merged"):
-        outcome = "{:,} files are {:,} now, ".format(*row["merged"]) + outcome
+        before, now = row["merged"]
+        outcome = f"{pluralize(before, 'file is', 'files are')} {now:,} now, {outcome}"
     if row.get("waiting"):
         outcome += f", {row['waiting']:,} go {grace_s:g} s after they were replaced"
     return f"{row['run']}: {outcome}"

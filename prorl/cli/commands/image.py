@@ -20,6 +20,7 @@ from prorl.cli.options import Flag, JsonList
 from prorl.cli.output import note, say, say_json, table
 from prorl.cli.settings import registry_root, sandbox_environment
 from prorl.errors import ProrlError, StorageError, UserError
+from prorl.pluralize import pluralize
 from prorl.sandbox.images.child import make_image
 from prorl.sandbox.images.maker import write_sif
 from prorl.sandbox.images.pull import Pull
@@ -89,7 +90,7 @@ def build(
         "settings": json_text.dumps(sandbox_environment().build.model_dump(exclude_defaults=True)),
     }
     image = asyncio.run(make_image(registry_root(images), job, BUILD_S, _echo))
-    place = f", at {image.path}" if image.path else f", {len(image.layers)} layers"
+    place = f", at {image.path}" if image.path else f", {pluralize(len(image.layers), 'layer')}"
     size = _sizes(Registry(registry_root(images)).list())[image.digest]
     say(f"{name}: {size / 1e6:.0f} MB, {image.digest[:12]}{place}")
     return 0
@@ -102,14 +103,16 @@ async def _build_tasks(folder: str, jobs: int, root: Path) -> int:
         raise UserError(f"{folder}: no task has a Dockerfile", "Harbor tasks with environment/")
     build = sandbox_environment().build
     lacking, number = missing(recipes, root, build), count(1)
-    note(f"{len(recipes):,} images, {len(recipes) - len(lacking):,} of them are here")
+    here = len(recipes) - len(lacking)
+    note(f"{here:,} of {pluralize(len(recipes), 'image')} here")
 
     def ended(built: Built) -> None:
         note(f"{next(number)} of {len(lacking)}: {built.about}")
 
     done = await build_images(lacking, root, build, jobs, ended)
     num_failed = sum(bool(built.failure) for built in done)
-    say(f"{len(recipes) - num_failed} of {len(recipes)} images are here, {num_failed} failed")
+    num_here = len(recipes) - num_failed
+    say(f"{num_here:,} of {pluralize(len(recipes), 'image')} here, {num_failed:,} failed")
     return 1 if num_failed else 0
 
 
@@ -168,7 +171,8 @@ def pull(
         list(threads.map(look, references.items()))
     total = sum(layers.values())
     note(
-        f"{len(references) + there} images, {there} of them here; {len(layers)} layers of"
+        f"{pluralize(len(references) + there, 'image')}, {there} here;"
+        f" {pluralize(len(layers), 'layer')} of"
         f" {total / 1e6:.1f} MB to come"
     )
     available = {name: ref for name, ref in references.items() if name not in failed}
@@ -263,7 +267,7 @@ def du(*, images: Where = None) -> int:
         alone = each.bytes + sum(own[digest] for digest in each.layers if users[digest] == 1)
         rows.append((",".join(each.names), f"{sizes[each.digest] / 1e6:.1f}", f"{alone / 1e6:.1f}"))
     table(("name", "MB", "MB alone"), rows)
-    say(f"{sum(own.values()) / 1e6:.1f} MB on disk in {len(rows)} images")
+    say(f"{sum(own.values()) / 1e6:.1f} MB on disk in {pluralize(len(rows), 'image')}")
     return 0
 
 

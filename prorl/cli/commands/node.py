@@ -21,6 +21,7 @@ from prorl.deploy.node import keep_certificate
 from prorl.deploy.node import node as make_node
 from prorl.errors import UserError
 from prorl.net.join import Join
+from prorl.pluralize import pluralize
 
 
 def node(
@@ -82,10 +83,10 @@ def node(
         with connect(url or root or DEFAULT_ROOT, retry_s=LOOK_S) as client:
             if no_wait:
                 num_rollouts = client.drain(drain, deadline_s=seconds(deadline))["in_flight"]
-                say(f"leaving  {drain}: {num_rollouts} rollouts in hand")
+                say(f"leaving  {drain}: {pluralize(num_rollouts, 'rollout')} in hand")
             else:
                 num_rollouts = drain_and_wait(client, drain, seconds(deadline))
-                say(f"left     {drain}, which had {num_rollouts} rollouts in hand")
+                say(f"left     {drain}, which had {pluralize(num_rollouts, 'rollout')} in hand")
         return 0
     for option, value in {"deadline": deadline, "no-wait": no_wait, "url": url}.items():
         if value:

@@ -24,6 +24,7 @@ from prorl.cli.runs import run_directory
 from prorl.deploy.running import signals
 from prorl.errors import UserError
 from prorl.flight import FlightNetwork
+from prorl.pluralize import pluralize
 from prorl.storage.files.layout import RunDir
 from prorl.storage.serve.endpoint import Endpoint
 from prorl.storage.serve.replay import ReplayOrder
@@ -100,6 +101,6 @@ async def _serve(
 
 
 def _lines(order: ReplayOrder, location: str, token: str) -> Iterator[str]:
-    yield f"replay   {order.run_id}: {order.delivered:,} groups at {location}"
+    yield f"replay   {order.run_id}: {pluralize(order.delivered, 'group')} at {location}"
     stream = f"token={token!r}).stream({order.run_id!r})"
     yield f"connect  prorl.connect({location!r}, {stream}"

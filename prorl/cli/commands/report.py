@@ -14,6 +14,7 @@ from prorl.cli.output import open_to_write, say, say_json, table
 from prorl.cli.runs import run_directory
 from prorl.cli.summary import summarise
 from prorl.errors import UserError
+from prorl.pluralize import pluralize
 from prorl.storage.read.catalog import StoredRun
 from prorl.view.frozen import freeze
 
@@ -128,7 +129,8 @@ def _compare(names: tuple[str, str], root: str, limit: int, *, json: bool) -> in
         same = [fact for fact in provenance if not fact.startswith("run.")]
         same += ["settings"] if len(same) < len(provenance) else []
         say(f"both made by the same: {', '.join(same)}")
-    say(f"{len(comparison.tasks):,} tasks in both, {len(changed):,} with another mean reward")
+    shared = pluralize(len(comparison.tasks), "task")
+    say(f"{shared} in both, {len(changed):,} with another mean reward")
     if comparison.tasks:
         mean, low, high = interval
         say(f"mean difference {mean:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}")

@@ -12,6 +12,7 @@ from prorl.cli.output import answer, clean, note, say, say_json, table
 from prorl.cli.runs import run_directory
 from prorl.cli.summary import present
 from prorl.errors import NotFoundError, ProrlError, UserError
+from prorl.pluralize import pluralize
 from prorl.storage.files.runs import below, list_runs
 from prorl.storage.read.catalog import StoredRun
 
@@ -167,9 +168,10 @@ def _attempt(attempt: dict[str, Any]) -> Iterator[str]:
     """Yields the lines that say why and where an attempt ended that did not commit."""
     places = (attempt[name] for name in ("worker", "node", "server"))
     where = " · ".join(filter(None, map(clean, places)))
+    sampled = pluralize(attempt["num_sampled"], "token")
     yield (
         f"attempt {attempt['attempt']} ended in {attempt['stage'] or '-'} after"
-        f" {attempt['seconds']:.2f} s, {attempt['num_sampled']:,} tokens sampled · {where}"
+        f" {attempt['seconds']:.2f} s, {sampled} sampled · {where}"
     )
     reason = f"{attempt['failure_class']}/{attempt['failure_code']}"
     yield f"  {reason}: {clean(attempt['failure_message'])}"
@@ -192,7 +194,8 @@ def _heading(message: dict[str, Any], turn: dict[str, Any] | None) -> str:
     if turn is None:
         return f"[{message['role']}{name}]"
     sampled = (
-        f"{turn['completion_tokens']} tokens after {turn['prompt_tokens']}, {turn['finish_reason']}"
+        f"{pluralize(turn['completion_tokens'], 'token')} after {turn['prompt_tokens']:,},"
+        f" {turn['finish_reason']}"
     )
     return (
         f"[{message['role']}{name}] turn {turn['turn']} · {sampled} · model {turn['llm_s']:.2f} s ·"

@@ -10,6 +10,7 @@ from prorl.cli.output import clean, is_terminal, redrawn, say, say_json, table
 from prorl.cli.progress import decided, ended, span
 from prorl.cli.runs import DEFAULT_ROOT
 from prorl.errors import UserError
+from prorl.pluralize import pluralize
 from prorl.service.shapes import StepShares
 from prorl.types import Json
 
@@ -181,7 +182,7 @@ def remarks(answer: Mapping[str, Json], run: str = "") -> Iterator[str]:
     """Yields what needs a look: the slowest stage, runs (or one) and servers in trouble."""
     if (slowest := answer["bottleneck"]) and not run:
         stage = answer["stages"][slowest]
-        busy = f"{stage['busy']:.0f} of {stage['slots']:.0f} slots busy"
+        busy = f"{stage['busy']:.0f} of {pluralize(round(stage['slots']), 'slot')} busy"
         yield f"bottleneck: {slowest.upper()} ({busy}, {stage['queued']:.0f} queued)"
     for row in answer["runs"]:
         if run in ("", row["run_id"]) and row["stalled"]:
@@ -196,8 +197,8 @@ def remarks(answer: Mapping[str, Json], run: str = "") -> Iterator[str]:
             and row["state"] != "open"
             and (count := row["uncommitted_groups"])
         ):
-            how = "its trainer has not committed: they stay until it does"
-            yield f"{row['run_id']} is {row['state']}, with {count:,} kept groups that {how}"
+            groups = f"{pluralize(count, 'group')} that its trainer has not committed"
+            yield f"{row['run_id']} is {row['state']}, and keeps {groups}"
         if run in ("", row["run_id"]) and (failures := row["failures"]):
             words = ", ".join(f"{number:,} {clean(code)}" for code, number in failures.items())
             yield (
@@ -211,7 +212,7 @@ def remarks(answer: Mapping[str, Json], run: str = "") -> Iterator[str]:
             yield f"{worker['node']} gets no leases: {worker['lease_block_reason']}"
     for server in answer["backends"]:
         if number := server["refused_replies"]:
-            replies = f"{number} replies, refused and asked again"
+            replies = f"{pluralize(number, 'reply', 'replies')}, refused and asked again"
             yield f"{server['name']} contradicted itself in {replies}"
     yield from servers_out(answer)
     yield from answer["warnings"]
@@ -237,6 +238,7 @@ def step_words(steps: StepShares) -> str:
         advice = "Fewer rollouts would do"
     idled = "" if idle is None else f" slots idled {idle * 100:.0f} %,"
     return (
-        f"of its last {steps['steps']} steps the trainer waited {waited * 100:.0f} %,{idled}"
+        f"of its last {pluralize(steps['steps'], 'step')} the trainer waited {waited * 100:.0f} %,"
+        f"{idled}"
         f" {steps['wasted_share'] * 100:.0f} % of the work was wasted. {advice}"
     )

@@ -13,6 +13,7 @@ from prorl.errors import ConfigError, UserError
 from prorl.net.bearer import Keys, signing_key
 from prorl.net.join import Join, new_join, url_of
 from prorl.net.tls import ROLES
+from prorl.pluralize import pluralize
 
 Action = Literal["new", "ls"]
 JOINING = ROLES[1:]
@@ -57,7 +58,9 @@ def token(
     if action == "new":
         if role == "guest" and len(run or ()) != 1:
             problem = (
-                f"a guest's token for {len(run)} runs" if run else "a guest's token for all runs"
+                f"a guest's token for {pluralize(len(run), 'run')}"
+                if run
+                else "a guest's token for all runs"
             )
             raise UserError(problem, "one run", "add `--run RUN`")
         grant, text = Keys(_owner(root), signing_key(root)).issue(role, runs=run or ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prorl.cli.options import JsonList, RunsRoot, StoredName
 from prorl.cli.output import answer, clean
 from prorl.cli.runs import run_directory
+from prorl.pluralize import pluralize
 from prorl.storage.read.verify import verify as check
 
 
@@ -16,7 +17,11 @@ def verify(run: StoredName, /, *, root: RunsRoot = "prorl-runs", json: JsonList 
     directory = run_directory(run, root)
     findings = list(check(directory))
     rows = [{"where": finding.where, "problem": finding.problem} for finding in findings]
-    count = f"{len(findings)} findings" if findings else "all hashes, rows and invariants are right"
+    count = (
+        pluralize(len(findings), "finding")
+        if findings
+        else "all hashes, rows and invariants are right"
+    )
     answer(
         rows, [*(clean(str(finding)) for finding in findings), f"{directory}: {count}"], json=json
     )

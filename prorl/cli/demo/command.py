@@ -51,6 +51,7 @@ from prorl.config.file import load_file
 from prorl.deploy.running import client_of, first, service, signals
 from prorl.errors import ConfigError, ConflictError
 from prorl.linux.procfs import cpu_s, descendants
+from prorl.pluralize import pluralize
 from prorl.sandbox import kinds
 from prorl.service.pool.servers import Servers, valid_url
 from prorl.supervisor.child import ChildSpec
@@ -121,9 +122,12 @@ async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool)
     if policy:
         await Servers(config, lambda name: True).check(policy, ours=True)
     if not json:
-        groups = f"{recipe.steps} steps of {recipe.groups_per_step} groups x {recipe.n}"
+        steps, groups = pluralize(recipe.steps, "step"), pluralize(recipe.groups_per_step, "group")
         goal = f"a toy policy learns {', '.join(SETS[recipe.agent])} with real tools"
-        note(f"prorl demo {name}: {goal} · {groups} · at most {recipe.minutes:g} minutes")
+        note(
+            f"prorl demo {name}: {goal} · {steps} of {groups} x {recipe.n} · at most"
+            f" {recipe.minutes:g} minutes"
+        )
     async with signals() as stop, service(config, stop) as running:
         done = await first(stop, running, _learn(recipe, name, model, running, quiet=json))
         spent_s = sum(map(cpu_s, (os.getpid(), *descendants(os.getpid()))))

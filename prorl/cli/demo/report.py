@@ -9,6 +9,7 @@ from prorl.cli.demo.recipe import checkpoints_dir, newest_checkpoint
 from prorl.cli.output import say, table
 from prorl.cli.passk import evaluation
 from prorl.cli.runs import root_option
+from prorl.pluralize import pluralize
 from prorl.types import Json
 
 BEFORE, AFTER = "-before", "-after"
@@ -113,8 +114,9 @@ def present(figures: dict[str, Json]) -> None:
     title = f"{figures['run']}: held-out reward at temperature 1 (95 % Wilson), greedy beside it"
     table(COLUMNS, rows, title=title)
     for row in figures["sets"]:
+        groups = pluralize(row["groups"], "group")
         say(
-            f"  {row['set']:<9} {row['groups']} groups, {row['turns']:.2f} turns a rollout,"
+            f"  {row['set']:<9} {groups}, {row['turns']:.2f} turns a rollout,"
             f" {row['tokens']:,} tokens, {row['exact_share']:.2%} of them exact ids"
         )
     times, directory = figures["times"], Path(figures["directory"])

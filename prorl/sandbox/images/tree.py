@@ -15,6 +15,7 @@ import stat
 from collections.abc import Iterator
 
 from prorl.errors import UserError
+from prorl.pluralize import pluralize
 
 FILES = ("etc/hosts", "etc/passwd", "etc/group", "etc/localtime", "etc/hostname")
 MOUNT_POINTS = (*FILES, "proc", "sys", "dev", "tmp", "var/tmp", "workspace", "opt/prorl")
@@ -61,10 +62,8 @@ def copy_tree(source: str, target: str, never: str) -> None:
 
     shutil.copytree(source, target, symlinks=True, ignore=keep_out)
     if missed:
-        print(
-            f"left out {len(missed)} files that this user may not read: {', '.join(missed[:5])}",
-            flush=True,
-        )
+        files = pluralize(len(missed), "file")
+        print(f"left out {files} that this user may not read: {', '.join(missed[:5])}", flush=True)
 
 
 def _is_foreign(path: str, device: int, never: str, missed: list[str]) -> bool:

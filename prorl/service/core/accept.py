@@ -16,6 +16,7 @@ import orjson
 from prorl.config import RunConfig
 from prorl.config.validation import differing
 from prorl.errors import ConflictError, QueueFullError
+from prorl.pluralize import pluralize
 from prorl.service.core.candidates import (
     Candidate,
     GroupBody,
@@ -113,8 +114,9 @@ class Acceptance(CorePart):
         num_new = sum(candidate.n for candidate in candidates if candidate.key not in there)
         if num_new and queued + num_new > self._max_queued:
             raise QueueFullError(
-                f"{queued:,} rollouts wait, {num_new:,} more would exceed {self._max_queued:,};"
-                " send them when some have ended, or raise `max_queued_rollouts`"
+                f"{pluralize(queued, 'rollout waits', 'rollouts wait')}, {num_new:,} more would"
+                f" exceed {self._max_queued:,}; send them when some have ended, or raise"
+                " `max_queued_rollouts`"
             )
 
     def add(self, run: RunRecord, candidate: Candidate) -> GroupRecord:

@@ -15,6 +15,7 @@ from itertools import islice
 
 from prorl.graph import GRAPH
 from prorl.limits import Clock
+from prorl.pluralize import pluralize
 from prorl.service.core.images import image_of, nobody_has, waiting_for_guests
 from prorl.service.core.state import RunRecord, State
 from prorl.types import RolloutState
@@ -56,36 +57,40 @@ def reason(
     states, demand = run.progress.states, run.demand
     if run.life.paused and not run.in_hand:
         return "it is paused"
-    queued = run.queued
+    queued = pluralize(run.queued, "rollout is queued", "rollouts are queued") if run.queued else ""
     if states[RolloutState.RESERVED]:
-        return f"the store has {states[RolloutState.RESERVED]:,} rollouts and does not commit"
+        rollouts = pluralize(states[RolloutState.RESERVED], "rollout")
+        return f"the store has {rollouts} and does not commit"
     if guests and sum(guests.values()) >= states[RolloutState.RUNNING]:
         named = ", ".join(f"{count:,} for {name!r}" for name, count in sorted(guests.items()))
         return f"rollouts wait for guests from elsewhere, and none has come: {named}"
     if states[RolloutState.RUNNING]:
-        return (
-            f"{states[RolloutState.RUNNING]:,} rollouts run and none has ended a turn:"
-            " a model server, a tool or a grader is slow"
-        )
+        running = pluralize(states[RolloutState.RUNNING], "rollout runs", "rollouts run")
+        return f"{running} and none has ended a turn: a model server, a tool or a grader is slow"
     if states[RolloutState.LEASED]:
-        return f"{states[RolloutState.LEASED]:,} rollouts wait in INIT: no sandbox is ready"
+        waiting = pluralize(states[RolloutState.LEASED], "rollout waits", "rollouts wait")
+        return f"{waiting} in INIT: no sandbox is ready"
     if demand.streaming and demand.unacked >= demand.max_unacked:
-        return f"the trainer is behind: {demand.unacked:,} kept groups wait for its commit"
+        groups = pluralize(demand.unacked, "kept group waits", "kept groups wait")
+        return f"the trainer is behind: {groups} for its commit"
     if queued and lease_block_reason:
-        return f"{queued:,} rollouts are queued and no node gets leases: {lease_block_reason}"
+        return f"{queued} and no node gets leases: {lease_block_reason}"
     if queued and image:
         return (
-            f"{queued:,} rollouts are queued and no node has the image {image!r}:"
+            f"{queued} and no node has the image {image!r}:"
             " `prorl image` there, and start the node again"
         )
     if queued and not able:
-        return f"{queued:,} rollouts are queued and no backend is able"
+        return f"{queued} and no backend is able"
     if queued:
-        return f"{queued:,} rollouts are queued and no INIT slot is free for them"
+        return f"{queued} and no INIT slot is free"
     if run.undecided:
-        return f"{run.undecided:,} groups wait for their decision: the filter is slow"
+        groups = pluralize(run.undecided, "group waits", "groups wait")
+        return f"{groups} for a decision: the filter is slow"
     if run.unstored or run.commits.parts:
-        return f"{run.unstored:,} ended rollouts wait for the store"
+        return (
+            pluralize(run.unstored, "ended rollout waits", "ended rollouts wait") + " for the store"
+        )
     return ""
 
 

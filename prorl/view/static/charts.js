@@ -1,6 +1,6 @@
 // Pictures of what an analysis gave: lines and stacks by uPlot, names and counts as bars of HTML.
 
-import { big, h, num, seconds, short } from "./dom.js";
+import { big, h, num, pluralize, seconds, short } from "./dom.js";
 
 const HEIGHT = 200;
 const live = new Set();
@@ -77,7 +77,7 @@ export function lines(rows, { chosen, time, label, smooth = 0 } = {}) {
   const text = (x) => (time ? seconds(x) : big(x));
   const last = (y) => y.findLast((value) => value !== null);
   const element = h("div", { class: "plot", role: "img", "aria-label": names.map((name, i) =>
-    `${name || "values"} over ${xs.length} points, from ${num(ys[i].find((y) => y !== null))} to `
+    `${name || "values"} over ${pluralize(xs.length, "point")}, from ${num(ys[i].find((y) => y !== null))} to `
     + num(last(ys[i]))).join("; ") });
   const points = () => ({ show: xs.length < 60, size: 5, fill: colour("card") });
   const now = h("span", { class: "now" });
@@ -111,7 +111,7 @@ export function lines(rows, { chosen, time, label, smooth = 0 } = {}) {
     }] },
   }), [xs, ...drawn]);
   return all.length > names.length ? h("div", {}, chart, h("p", { class: "quiet" },
-    `and ${all.length - names.length} more lines`)) : chart;
+    `and ${pluralize(all.length - names.length, "more line")}`)) : chart;
 }
 
 // Of how many: the first number of a row that is neither x nor y.
@@ -151,7 +151,7 @@ export function stack(rows, names, { chosen, label } = {}) {
   const near = Math.min(...xs.slice(1).map((x, i) => x - xs[i]), 1) / 2;
   const ends = [xs[0] - near, xs.at(-1) + near];
   const element = h("div", { class: "plot stacked", role: "img",
-    "aria-label": `${names.join(", ")} over ${rows.length} points` });
+    "aria-label": `${names.join(", ")} over ${pluralize(rows.length, "point")}` });
   const bars = uPlot.paths.bars({ size: [0.8, 60], gap: 1 });
   return plot(element, () => ({
     scales: { x: { time: false, range: () => ends },

@@ -33,6 +33,9 @@ export function big(value) {
   return num(value);
 }
 
+export const noun = (count, one, many = one + "s") => (count === 1 ? one : many);
+export const pluralize = (count, one, many) => `${num(count)} ${noun(count, one, many)}`;
+
 export const percent = (share) => (share === null || isNaN(share) ? "–" : num(share * 100) + " %");
 
 export function seconds(value) {
@@ -174,7 +177,7 @@ export function damage(found) {
   const parts = Object.entries(found || {});
   if (!parts.length) return null;
   return h("details", { class: "trouble", open: parts.length < 3 },
-    h("summary", {}, `${parts.length} part${parts.length > 1 ? "s" : ""} of this run cannot be`
+    h("summary", {}, `${pluralize(parts.length, "part")} of this run cannot be`
       + " read; everything else is shown"),
     h("ul", {}, parts.map(([name, what]) => h("li", {}, h("b", {}, name), " ", what))));
 }

@@ -3,8 +3,8 @@
 import { bars, lines, spark, stack } from "./charts.js";
 import { curves } from "./curves.js";
 import {
-  FROZEN, big, card, damage, get, h, keep, kept, link, listen, num, painted, percent, quoted,
-  runPath, seconds, short, trouble, when,
+  FROZEN, big, card, damage, get, h, keep, kept, link, listen, noun, num, painted, percent,
+  pluralize, quoted, runPath, seconds, short, trouble, when,
 } from "./dom.js";
 import { Table } from "./table.js";
 
@@ -76,7 +76,7 @@ export async function runsPage({ signal }) {
   }));
   const place = h("div", {});
   const element = h("div", { class: "width" },
-    h("div", { class: "top" }, h("h1", {}, `${num(runs.length)} runs`), compare), place,
+    h("div", { class: "top" }, h("h1", {}, pluralize(runs.length, "run")), compare), place,
     h("div", { class: "card scroll" }, h("table", { class: "list runs" },
       h("thead", {}, h("tr", {}, h("th", {}, ""), titles.map((t, i) =>
         h("th", { class: i > 2 ? "n" : "" }, t)))), body)));
@@ -170,7 +170,7 @@ function differences(a, b, found) {
     return h("span", { class: `chip ${kind}` }, signed(row.difference));
   };
   return card(title, [h("p", { class: "quiet" },
-    `${num(found.shared)} tasks in both, ${num(found.flipped)} flipped (from below half of the`
+    `${pluralize(found.shared, "task")} in both, ${num(found.flipped)} flipped (from below half of the`
     + " reward to above, or back). Mean difference ", h("b", {}, signed(found.mean)),
     `, 95 % interval ${between(found)}. Coloured where the interval of a task excludes 0.`),
   h("div", { class: "scroll tall" }, h("table", { class: "list" }, h("thead", {}, h("tr", {},
@@ -202,13 +202,13 @@ export async function runPage({ run, signal }) {
     damage(found.damaged),
     h("div", { class: "tiles" },
       tile(num(t.reward), "mean reward", "valid"),
-      tile(num(t.rollouts), "rollouts", ""),
+      tile(num(t.rollouts), noun(t.rollouts, "rollout"), ""),
       tile(percent(t.valid ? t.rewarded / t.valid : null), "of valid rollouts rewarded",
         "valid and reward > 0"),
       tile(num(t.masked), "masked or cancelled",
         "not valid and failure_class not in ('infra', 'task')"),
-      tile(num(t.failed), "infra or task failures", "failure_class in ('infra', 'task')"),
-      tile(num(t.groups), `groups of ${num(t.tasks)} tasks`),
+      tile(num(t.failed), noun(t.failed, "infra or task failure"), "failure_class in ('infra', 'task')"),
+      tile(num(t.groups), `${noun(t.groups, "group")} of ${pluralize(t.tasks, "task")}`),
       tile(big(t.tokens), `tokens, ${big(t.sampled)} sampled`),
       t.continued_calls + t.rendered_calls ? tile(percent(t.continued_calls / t.calls), `of model calls continued recorded ids; ${percent(
         t.continued_calls ? t.retokenization_mismatches / t.continued_calls : 0)} would differ if rendered again`) : null,
@@ -312,8 +312,7 @@ export function figurePage(asked) {
 }
 
 function sqlOf(run, asked) {
-  return h("details", { class: "more" }, h("summary", {}, asked.rows.length === 1 ? "1 row, SQL"
-    : `${num(asked.rows.length)} rows, SQL`),
+  return h("details", { class: "more" }, h("summary", {}, `${pluralize(asked.rows.length, "row")}, SQL`),
     h("div", { class: "scroll" }, grid(asked.rows.slice(0, 100))), h("pre", {}, asked.sql),
     h("a", { href: link(run, "sql", { q: asked.sql }) }, "Open in the SQL page"));
 }
@@ -453,7 +452,8 @@ function notScored(run, totals, failures) {
   `${num(row.unscored)} ${row.x}`),
   row.example ? h("span", { class: "quiet" }, " ", short(row.example, 120)) : null));
   return [h("details", { class: "unscored", open: reasons.length < 4 }, h("summary", {},
-    `${num(lost)} of ${num(totals.rollouts)} rollouts have no score that counts`),
+    `${num(lost)} of ${pluralize(totals.rollouts, "rollout")} ${noun(lost, "has", "have")}`
+    + " no score that counts"),
   h("ul", {}, reasons))];
 }
 
@@ -510,7 +510,7 @@ export async function tasksPage({ run, asked, signal }) {
   const share = (value) => h("td", { class: "n" }, percent(value));
   return { element: h("div", { class: "width" },
     h("div", { class: "top" }, h("h1", {}, "Tasks"), h("span", { class: "quiet" },
-      `${num(rows.length)}${more ? "+" : ""} tasks · before and after: first and second half of the`
+      `${more ? "the first " : ""}${pluralize(rows.length, "task")} · before and after: first and second half of the`
       + " run's rollouts")),
     h("nav", { class: "tabs", "aria-label": "Which tasks" }, Object.entries(VIEWS).map(([name, [t]]) =>
       h("a", { href: link(run, "tasks", { view: name }), "aria-current":
@@ -561,7 +561,7 @@ export async function sqlPage({ run, asked, signal, bind }) {
       const start = performance.now();
       const { rows, more } = await get(`${runPath(run)}/sql`, { q: asked.q }, signal);
       const took = seconds((performance.now() - start) / 1000);
-      place.replaceChildren(h("p", { class: "quiet" }, `${num(rows.length)} rows in ${took}`
+      place.replaceChildren(h("p", { class: "quiet" }, `${pluralize(rows.length, "row")} in ${took}`
         + (more ? "; there are more" : "")), rows.length
         ? h("div", { class: "card scroll" }, grid(rows, run)) : "");
     } catch (error) {
@@ -592,7 +592,7 @@ export async function livePage({ run, signal }) {
     if (!signal.aborted) place.replaceChildren(trouble(error));
   });
   return { element: h("div", { class: "width" }, h("div", { class: "top" }, h("h1", {}, "Live"),
-    h("span", { class: "quiet" }, "one event a second while something moves")), place) };
+    h("span", { class: "quiet" }, "what is stored and what the service does now, at most once a second")), place) };
 }
 
 function liveNow(run, now, past) {
@@ -603,21 +603,24 @@ function liveNow(run, now, past) {
   const tile = (value, what) => h("div", { class: "tile" }, h("b", {}, value), h("span", {}, what));
   const s = now.service;
   const mine = s?.runs.find((each) => each.run_id === run);
-  const tiles = h("div", { class: "tiles" }, tile(num(t.rollouts), "rollouts stored"),
+  const tiles = h("div", { class: "tiles" }, tile(num(t.rollouts), noun(t.rollouts, "stored rollout")),
     tile(rate === null ? "–" : num(rate), "rollouts/s, last half minute"),
-    tile(num(t.reward), "mean reward"), tile(num(t.failed), "infra or task failures"),
+    tile(num(t.reward), "mean reward"),
+    tile(num(t.failed), noun(t.failed, "infra or task failure")),
     tile(t.last_version < 0 ? "–" : num(t.last_version), "newest version sampled"),
     s ? tile(s.bottleneck || "none", "bottleneck") : null,
-    s ? tile(num(s.waiting_for_backend), "wait for a model server") : null,
-    mine ? tile(num(mine.counts.queued), "rollouts of this run wait") : null);
+    s ? tile(num(s.waiting_for_backend), "waiting for a model server") : null,
+    mine ? tile(num(mine.counts.queued), noun(mine.counts.queued, "queued rollout") + " of this run") : null);
   const recent = t.last_at && h("p", {}, h("a", { href: link(run, "rollouts", { order: "committed_at",
     down: "1" }) }, `Last commit ${when(t.last_at)}: the newest rollouts`));
   if (!s) return [tiles, recent || "", h("p", { class: "quiet" }, now.silent)];
-  const table = (title, names, rows) => h("section", { class: "card scroll wide" },
-    h("header", {}, h("h2", {}, title)), h("table", { class: "list" }, h("thead", {}, h("tr", {},
-      names.map((name, i) => h("th", { class: i ? "n" : "" }, name)))), h("tbody", {},
-      rows.map((row) => h("tr", {}, row.map((cell, i) => h("td", { class: i ? "n" : "" },
-        cell)))))));
+  const table = (title, names, rows) => {
+    const kinds = names.map((_, i) => (i && rows.every((row) => /^[\d–]/.test(row[i])) ? "n" : ""));
+    return h("section", { class: "card scroll wide" }, h("header", {}, h("h2", {}, title)),
+      h("table", { class: "list" }, h("thead", {}, h("tr", {},
+        names.map((name, i) => h("th", { class: kinds[i] }, name)))), h("tbody", {},
+        rows.map((row) => h("tr", {}, row.map((cell, i) => h("td", { class: kinds[i] }, cell)))))));
+  };
   const stages = Object.entries(s.stages).map(([name, g]) => [
     name === s.bottleneck ? h("b", {}, name) : name, num(g.workers), num(g.slots), num(g.busy),
     percent(g.busy_share), num(g.queued), waits(name, g, s)]);

@@ -1,7 +1,7 @@
 // One rollout: what was said and done, its exact tokens, its siblings, the raw row.
 
 import {
-  damage, get, h, link, num, post, runPath, say, seconds, short, trouble, when,
+  damage, get, h, link, num, pluralize, post, runPath, say, seconds, short, trouble, when,
 } from "./dom.js";
 import { finder } from "./find.js";
 import { statusChip, verdictChip, verdictGlyph } from "./pages.js";
@@ -74,7 +74,7 @@ function step(mark, what, target, to) {
 function sibling(one, row, to) {
   return h("a", { class: "chip", href: to(one.rollout_id), "aria-current":
     one.rollout_id === row.rollout_id ? "true" : null, title: `sample ${one.sample_index}: reward `
-    + `${num(one.reward)}, ${one.stop_reason || one.status}, ${num(one.num_sampled)} tokens` },
+    + `${num(one.reward)}, ${one.stop_reason || one.status}, ${pluralize(one.num_sampled, "token")}` },
   `${one.sample_index} `, verdictGlyph(one));
 }
 
@@ -167,7 +167,7 @@ function timeline(found) {
   const names = new Map(found.messages.filter(({ role }) => role === "assistant").map((message) =>
     [message.turn, parsed(message.tool_calls).map((call) => call.name || "?").join(", ")]));
   const calls = turns.flatMap(({ turn, completion_tokens, finish_reason, llm_s, tool_s }) => [
-    ["model calls", llm_s, `turn ${turn}: model call, ${num(completion_tokens)} tokens, `
+    ["model calls", llm_s, `turn ${turn}: model call, ${pluralize(completion_tokens, "token")}, `
       + finish_reason, turn],
     ["tools", tool_s, `turn ${turn}: tools ${names.get(turn) || ""}`, turn]]);
   const inside = calls.reduce((sum, [, value]) => sum + (value || 0), 0);
@@ -240,7 +240,7 @@ function attempt(one, open) {
     h("summary", {}, `attempt ${one.attempt} ended in ${one.stage || "–"} after `
       + `${seconds(one.seconds)}: ${one.failure_class}/${one.failure_code}`),
     h("p", {}, one.failure_message || null, " ", h("span", { class: "quiet" },
-      `${where} · ${num(one.num_sampled)} tokens sampled`)), played(one));
+      `${where} · ${pluralize(one.num_sampled, "token")} sampled`)), played(one));
 }
 
 // `to` makes links to a message; those of an attempt that failed have none.
@@ -258,7 +258,7 @@ function played(found, to = null) {
     return h("article", { class: `message ${message.role}`, id: to && `message-${message.index}`,
       "data-turn": to && own ? message.turn : null }, h("header", {},
       h("b", {}, message.role), message.name || null,
-      turn ? h("span", {}, `turn ${turn.turn} · ${num(turn.completion_tokens)} tokens after `
+      turn ? h("span", {}, `turn ${turn.turn} · ${pluralize(turn.completion_tokens, "token")} after `
         + `${num(turn.prompt_tokens)} · ${turn.finish_reason} · model ${seconds(turn.llm_s)} · `
         + `tools ${seconds(turn.tool_s)}${turn.policy_version < 0 ? ""
           : ` · version ${turn.policy_version}`}`) : null,
@@ -283,7 +283,7 @@ function toggle(name, title, set) {
 
 function said(message) {
   return [message.reasoning ? h("details", { class: "fold" }, h("summary", {}, "reasoning, "
-      + `${num(message.reasoning.length)} characters`), h("pre", {}, message.reasoning)) : null,
+      + `${pluralize(message.reasoning.length, "character")}`), h("pre", {}, message.reasoning)) : null,
   message.content ? text(message.content, message.role === "tool" ? "term" : "") : null,
   ...calls(message.tool_calls)].filter(Boolean);
 }
@@ -318,7 +318,7 @@ function text(content, kind) {
   box.unfold = (open) => {
     if (open) box.lay();
     box.classList.toggle("folded", !open);
-    button.textContent = open ? "Fold" : `Show all ${num(count)} lines, ${num(content.length)} characters`;
+    button.textContent = open ? "Fold" : `Show all ${pluralize(count, "line")}, ${pluralize(content.length, "character")}`;
     button.setAttribute("aria-expanded", String(open));
     if (kind === "term" && open) body.tabIndex = 0;
     else body.removeAttribute("tabindex");
@@ -472,7 +472,7 @@ async function tokens(found, { asked, go, early, signal }) {
 function figures(sequence, each, advantage) {
   const sampled = sequence.logprobs.length;
   const sum = sequence.logprobs.reduce((a, b) => a + b, 0);
-  const said = [`${num(each.n)} tokens`, `${num(sampled)} sampled`];
+  const said = [`${pluralize(each.n, "token")}`, `${num(sampled)} sampled`];
   if (sampled) said.push(`mean logprob ${num(sum / sampled)}`);
   said.push(`advantage ${num(advantage)}${sequence.advantage === null
     ? " (reward minus the group's mean)" : ""}`);
@@ -566,13 +566,13 @@ async function siblings(found, { run, asked, go, signal, path }) {
     const each = unroll(sequence);
     const paint = painter("logprob", sequence, each, 0);
     return h("div", {}, h("p", {}, h("b", {}, title), " ", verdictChip(rollout),
-      h("span", { class: "quiet" }, ` ${num(each.n)} tokens`)),
+      h("span", { class: "quiet" }, ` ${pluralize(each.n, "token")}`)),
     flow(sequence, each, (t) => (t < same ? "k0" : (t === same ? "at " : "") + paint(t)), about,
       { from }));
   };
   return h("div", {}, h("p", { class: "tools" }, h("label", {}, "Beside ", pick),
     h("span", { class: "quiet" }, same === a.ids.length && same === b.ids.length
-      ? `the same ${num(same)} tokens` : `the first ${num(same)} tokens are the same; they part in `
+      ? `the same ${pluralize(same, "token")}` : `the first ${pluralize(same, "token is", "tokens are")} the same; they part in `
         + `turn ${unroll(a).turn[Math.min(same, a.ids.length - 1)]}`)), legend("logprob"),
   h("div", { class: "pair" },
     half(a, `this, sample ${row.sample_index}`, row),
