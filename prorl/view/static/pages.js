@@ -54,7 +54,7 @@ export async function runsPage({ signal }) {
   const asked = new URLSearchParams(location.hash.split("?")[1] || "");
   const compared = (asked.get("compare") || "").split("~").filter((run) => runs.includes(run));
   const chosen = new Set(compared);
-  const compare = h("button", { disabled: true, onclick: () => {
+  const compare = h("button", { disabled: true, title: "Tick two to four runs", onclick: () => {
     location.hash = "#/?compare=" + [...chosen].map(encodeURIComponent).join("~");
   } }, "Compare");
   const offer = () => {
@@ -91,6 +91,9 @@ export async function runsPage({ signal }) {
   return { element };
 }
 
+const versions = ({ first_version: first, last_version: last }) =>
+  (first === null || last === null ? "–" : last > first ? `${first}–${last}` : num(last));
+
 async function fillRuns(rows, signal) {
   for (const [run, row] of rows) {
     const cells = row.children;
@@ -103,7 +106,7 @@ async function fillRuns(rows, signal) {
       const said = [num(t.reward), rewards.length > 2 ? spark(rewards) : "",
         num(t.rollouts), percent(t.valid / t.rollouts), t.failed ? num(t.failed) : "–",
         decided ? `${num(kept)} of ${num(decided)}` : "–", big(t.tokens), speed,
-        t.last_version < 0 ? "–" : num(t.last_version + 1), when(t.last_at)];
+        versions(t), when(t.last_at)];
       said.forEach((value, i) => {
         cells[i + 2].replaceChildren(value);
         if (i > 1) cells[i + 2].className = "n";
@@ -125,17 +128,18 @@ async function comparison(place, runs, signal) {
     ["Valid", (t) => percent(t.valid / t.rollouts)], ["Tokens", (t) => big(t.tokens)],
     ["Tokens a rollout", (t) => num(t.tokens / t.rollouts)]];
   const makers = [...new Set(made.flatMap(Object.keys))];
-  const row = (name, values) => h("tr", { class: new Set(values).size > 1 ? "differs" : "" },
+  const row = (name, values, marked) => h("tr",
+    { class: marked && new Set(values).size > 1 ? "differs" : "" },
     h("td", {}, name), values.map((value) => h("td", {}, value)));
   const tasks = h("div", { class: "wide" });
   const drawn = h("div", {});
   place.replaceChildren(h("div", { class: "grid" },
     card("Side by side", h("table", { class: "list beside" },
       h("thead", {}, h("tr", {}, h("th", {}, ""), runs.map((r) => h("th", {}, r)))),
-      h("tbody", {}, figures.map(([name, show]) => row(name, found.map((run) => show(run.totals)))),
+      h("tbody", {}, figures.map(([name, show]) => row(name, found.map((run) => show(run.totals)), false)),
         makers.map((what) => [what, made.map((by) => by[what] || "–")])
           .filter(([what, values]) => !what.startsWith("run.") || new Set(values).size > 1)
-          .map(([what, values]) => row(what, values)))), null, true),
+          .map(([what, values]) => row(what, values, true)))), null, true),
     tasks), drawn);
   curves(drawn, runs, { signal, asked: {}, go: null });
   if (runs.length !== 2) {
@@ -192,8 +196,6 @@ export async function runPage({ run, signal }) {
   const tile = (value, what, where) => h(where === undefined ? "div" : "a",
     { class: "tile", href: where === undefined ? null : to(where) }, h("b", {}, value),
     h("span", {}, what));
-  const versions = t.last_version > t.first_version ? `${t.first_version}–${t.last_version}`
-    : t.last_version < 0 ? "–" : num(t.last_version);
   const grid = h("div", { class: "grid" });
   const element = h("div", { class: "width" },
     h("div", { class: "top" }, h("h1", {}, found.run),
@@ -203,7 +205,7 @@ export async function runPage({ run, signal }) {
     h("div", { class: "tiles" },
       tile(num(t.reward), "mean reward", "valid"),
       tile(num(t.rollouts), noun(t.rollouts, "rollout"), ""),
-      tile(percent(t.valid ? t.rewarded / t.valid : null), "of valid rollouts rewarded",
+      tile(percent(t.valid ? t.rewarded / t.valid : null), "rewarded, of the valid",
         "valid and reward > 0"),
       tile(num(t.masked), "masked or cancelled",
         "not valid and failure_class not in ('infra', 'task')"),
@@ -213,8 +215,8 @@ export async function runPage({ run, signal }) {
       t.continued_calls + t.rendered_calls ? tile(percent(t.continued_calls / t.calls), `of model calls continued recorded ids; ${percent(
         t.continued_calls ? t.retokenization_mismatches / t.continued_calls : 0)} would differ if rendered again`) : null,
       tile(t.seconds > 0 ? big(t.sampled / t.seconds) : "–", "sampled tokens/s"),
-      tile(versions, "policy versions, oldest to newest")),
-    h("p", {}), grid);
+      tile(versions(t), "policy versions")),
+    grid);
   fillFigures(run, found.figures, grid, signal);
   return { element };
 }
@@ -330,14 +332,15 @@ function grid(rows, run = "") {
     }
     const plain = value === null ? "–" : typeof value === "object" ? JSON.stringify(value)
       : TIMESTAMP.test(value) ? value.slice(0, 19).replace("T", " ") : value;
-    return h("td", { class: number(name) ? "n" : "" }, typeof plain === "number"
+    const kind = number(name) ? "n" : String(plain).length < 40 ? "short" : "";
+    return h("td", { class: kind }, typeof plain === "number"
       ? num(plain, 4) : short(String(plain), 300));
   })))));
 }
 
 // ---- rollouts
 
-const WIDTHS = { rollout_id: 62, task_id: 122, failure_message: 150, rollout_key: 160, extra: 220,
+const WIDTHS = { rollout_id: 62, task_id: 132, failure_message: 150, rollout_key: 160, extra: 220,
   committed_at: 140, reward: 112, status: 116, asked: 120, answered: 110, expected: 76, run_s: 92,
   num_turns: 56, num_sampled: 74 };
 const USUAL = ["rollout_id", "reward", "task_id", "asked", "answered", "expected",
@@ -352,6 +355,9 @@ const TITLES = { reward: "verdict", asked: "prompt", answered: "answer", run_s: 
   num_tool_calls: "calls", num_sampled: "sampled", num_tokens: "tokens", stop_reason: "stopped" };
 const NUMBERS = /^(int|float|double)/;
 
+// A name breaks behind its punctuation first.
+const breakable = (text) => text.split(/(?<=[:/_.-])/).flatMap((part) => [part, h("wbr")]);
+
 function column({ name, type }, sort, wide) {
   const number = NUMBERS.test(type);
   const show = name === "reward" ? verdictChip
@@ -363,6 +369,7 @@ function column({ name, type }, sort, wide) {
     : name.endsWith("_version") ? (row) => (row[name] < 0 ? "–" : num(row[name]))
     : number && !name.endsWith("_id") ? (row) => num(row[name])
     : SPOKEN.includes(name) ? (row) => row[name] || "–"
+    : name === "task_id" ? (row) => breakable(row.task_id)
     : (row) => (row[name] === null ? "–" : typeof row[name] === "object"
       ? JSON.stringify(row[name]) : String(row[name]) || "–");
   return { name, title: TITLES[name] || name, about: name === "reward" ? ABOUT_VERDICTS : name,
@@ -517,15 +524,16 @@ export async function tasksPage({ run, asked, signal }) {
         name === view ? "page" : null }, t))),
     rows.length ? h("div", { class: "card scroll" }, h("table", { class: "list" }, h("thead", {},
       h("tr", {}, ["task", "source"].map((t) => h("th", {}, t)),
-        ["rollouts", "solved", "before", "after", "change", "turns", "time in RUN"].map((t) =>
+        ["rollouts", "solved", "before", "after", "change, points", "turns", "time in RUN"].map((t) =>
           h("th", { class: "n" }, t)))),
     h("tbody", {}, rows.map((row) => h("tr", {},
       h("td", {}, h("a", { href: link(run, "rollouts", { where:
         `task_id = ${quoted(row.task_id)}`, order: "reward" }) }, short(row.task_id, 60))),
       h("td", { class: "quiet" }, row.source), h("td", { class: "n" }, num(row.rollouts)),
-      share(row.solved), share(row.before), share(row.after), h("td", { class: "n" }, h("span",
-        { class: "chip " + (row.change > 0 ? "good" : row.change < 0 ? "bad" : "") },
-        row.change === null ? "–" : (row.change > 0 ? "+" : "") + num(row.change * 100))),
+      share(row.solved), share(row.before), share(row.after), h("td", { class: "n" },
+        row.change === null ? "–" : h("span",
+          { class: "chip " + (row.change > 0 ? "good" : row.change < 0 ? "bad" : "") },
+          (row.change > 0 ? "+" : "") + num(row.change * 100))),
       h("td", { class: "n" }, num(row.turns)), h("td", { class: "n" }, seconds(row.run_s)))))))
       : h("p", { class: "empty" }, "No task of this run belongs here.")) };
 }

@@ -91,8 +91,8 @@ function side(found, path, run) {
       "retokenization_mismatches", "image_placeholders"].filter((name) => row[name]).map((name) =>
       `${num(row[name])} ${name.replaceAll("_", " ")}`).join(", ")]] : []),
     ["Tokens", `${num(row.num_sampled)} of ${num(row.num_tokens)} sampled`],
-    ["Versions", row.min_version === row.max_version ? num(row.min_version)
-      : `${row.min_version} to ${row.max_version}`],
+    row.min_version === row.max_version ? ["Version", row.min_version < 0 ? "–" : row.min_version]
+      : ["Versions", `${row.min_version} to ${row.max_version}`],
     ["Attempt", num(row.attempt)], ["Env", row.env], ["Agent", row.agent],
     ["Server", row.server || found.turns[0]?.backend || "–"], ["Worker", row.worker || "–"],
     ["Node", row.node || "–"], ["Stored", when(row.committed_at)]];
