@@ -30,9 +30,9 @@ _LEARNING, _GROUPS, _TIME = "Learning", "From tasks to groups", "Where the time 
 
 ANALYSES: dict[str, Analysis] = {
     "reward": Analysis(
-        title="Mean reward by policy version (a rollout's oldest)",
+        title="Mean reward by policy version",
         part=_LEARNING,
-        axis="policy version",
+        axis="oldest policy version of a rollout",
         sql=f"""
 select min_version as x, avg(reward) as y, count(*) as rollouts
 from rollouts where {_MEMBER}
@@ -50,9 +50,9 @@ group by 1 order by 1 limit 200""",
         where="valid and round(reward, 2) = {x}",
     ),
     "sources": Analysis(
-        title="Mean reward by source of tasks and policy version (a rollout's oldest)",
+        title="Mean reward by source of tasks and policy version",
         part=_LEARNING,
-        axis="policy version",
+        axis="oldest policy version of a rollout",
         sql=f"""
 select min_version as x, avg(reward) as y, coalesce(nullif(data_source, ''), env) as z,
     count(*) as rollouts
@@ -81,9 +81,9 @@ group by 1 order by 1""",
         where="valid and if(reward > 0, 'rewarded', 'not rewarded') = {x}",
     ),
     "drift": Analysis(
-        title="Mean logprob of sampled tokens by policy version (a rollout's oldest)",
+        title="Mean logprob of sampled tokens by policy version",
         part=_LEARNING,
-        axis="policy version",
+        axis="oldest policy version of a rollout",
         sql=f"""
 select min_version as x, sum(logprob_sum) / sum(num_sampled) as y, sum(num_sampled) as tokens
 from rollouts where {_MEMBER} and logprob_sum is not null and num_sampled > 0

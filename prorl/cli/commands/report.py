@@ -129,9 +129,11 @@ def _compare(names: tuple[str, str], root: str, limit: int, *, json: bool) -> in
         same = [fact for fact in provenance if not fact.startswith("run.")]
         same += ["settings"] if len(same) < len(provenance) else []
         say(f"both made by the same: {', '.join(same)}")
-    shared = pluralize(len(comparison.tasks), "task")
-    say(f"{shared} in both, {len(changed):,} with another mean reward")
-    if comparison.tasks:
+    if not comparison.tasks:
+        say("no task is in both runs")
+    else:
+        shared = pluralize(len(comparison.tasks), "task")
+        say(f"{shared} in both, {len(changed):,} with another mean reward")
         mean, low, high = interval
         say(f"mean difference {mean:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}")
     if changed:

@@ -189,6 +189,10 @@ function differences(a, b, found) {
 
 // ---- one run
 
+// A checkpoint is named by its folder; the whole path is the title.
+const named = (policy) => policy.replace(/(^|:)\/(?!\/).*\//, "$1");
+const bytes = (size) => (size < 1000 ? `${num(size)} B` : `${big(size)}B`);
+
 export async function runPage({ run, signal }) {
   const found = await get(runPath(run), {}, signal);
   const t = found.totals;
@@ -199,8 +203,9 @@ export async function runPage({ run, signal }) {
   const grid = h("div", { class: "grid" });
   const element = h("div", { class: "width" },
     h("div", { class: "top" }, h("h1", {}, found.run),
-      h("span", { class: "quiet" }, [when(found.created_at || t.last_at), found.policy.join(", "),
-        `${big(found.bytes)}B`].filter(Boolean).join(" · "))),
+      h("span", { class: "quiet", title: found.policy.join(", ") }, [
+        found.created_at || t.last_at ? when(found.created_at || t.last_at) : "",
+        found.policy.map(named).join(", "), bytes(found.bytes)].filter(Boolean).join(" · "))),
     damage(found.damaged),
     h("div", { class: "tiles" },
       tile(num(t.reward), "mean reward", "valid"),
@@ -215,7 +220,7 @@ export async function runPage({ run, signal }) {
       t.continued_calls + t.rendered_calls ? tile(percent(t.continued_calls / t.calls), `of model calls continued recorded ids; ${percent(
         t.continued_calls ? t.retokenization_mismatches / t.continued_calls : 0)} would differ if rendered again`) : null,
       tile(t.seconds > 0 ? big(t.sampled / t.seconds) : "–", "sampled tokens/s"),
-      tile(versions(t), "policy versions")),
+      tile(versions(t), t.last_version > t.first_version ? "policy versions" : "policy version")),
     grid);
   fillFigures(run, found.figures, grid, signal);
   return { element };
