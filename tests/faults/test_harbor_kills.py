@@ -26,10 +26,10 @@ from tests.integration.run_checks import rows as query
 from tests.integration.services import APART, settings, slots
 from tests.waiting import until
 
-pytestmark = [mark for mark in pytestmark if mark.name != "timeout"]
-pytestmark += [pytest.mark.faults, pytest.mark.timeout(3600)]
-
 KILLS = int(os.environ.get("PRORL_HARBOR_KILLS", "3"))
+pytestmark = [mark for mark in pytestmark if mark.name != "timeout"]
+pytestmark += [pytest.mark.faults, pytest.mark.timeout(3600 + 240 * KILLS)]
+
 TRIALS = 2
 NAMES = ("mini-swe-agent", "terminus-2")
 PATIENCE_S = 1200.0
