@@ -231,6 +231,7 @@ async def test_a_layer_that_failed_by_no_mistake_is_tried_again(tmp_path: Path) 
     with pytest.raises(SandboxError) as caught:
         await cache.layer(recipe)
     assert caught.value.code is FailureCode.SANDBOX_START
+    assert str(caught.value).count(recipe.about) == 1
     (tmp_path / "images").unlink()
     assert Path(await cache.layer(recipe)).is_dir()
 

@@ -181,7 +181,9 @@ def _blamed(label: str) -> Iterator[None]:
     except (UserError, NotFoundError) as error:
         raise SandboxError(FailureCode.BAD_TASK, str(error)) from None
     except (ProrlError, OSError) as error:
-        raise SandboxError(FailureCode.SANDBOX_START, f"{label}: {error}") from error
+        text = str(error)
+        named = text if text.startswith(label) else f"{label}: {text}"
+        raise SandboxError(FailureCode.SANDBOX_START, named) from error
 
 
 def _sif(path: str) -> str:
