@@ -1,12 +1,12 @@
 """A pretrained model learns on a real vLLM: held-out reward before and after, for several seeds.
 
-    python -m configs.smollm2.learn VLLM_PYTHON MODEL OUT [--seeds 0 1 2] [--steps 20] [--cuda]
+    python -m configs.smollm2.learn VLLM_PYTHON MODEL OUT [--seeds 0 1 2] [--steps 24] [--cuda]
 
 VLLM_PYTHON is an interpreter with vLLM, MODEL the directory that `configs.smollm2.convert` wrote;
 `make test-vllm` makes both. The tasks are those of `questions.py`; DAPO keeps groups that differ;
 the trainer is the one of this package, in float32 beside the server on the same cores. Each seed
 starts from the same weights with a service and a vLLM of its own, and appends a JSON row to
-OUT/learn.jsonl: rewards of 192 held-out answers at temperature 1 (96 tasks, two each) and of 96
+OUT/learn.jsonl: rewards of 96 held-out answers at temperature 1 and of 96
 greedy ones, before and after, each with its 95 % Wilson interval; the reward of each step; seconds.
 """
 
@@ -32,8 +32,10 @@ from prorl.storage.read.catalog import StoredRun
 from prorl.types import SamplingParams
 
 ENV = f"{Path(__file__).with_name('questions.py')}:Questions"
-HELDOUT, HELDOUT_SEED, SAMPLES = 96, 7, 2
-GROUPS, N, MAX_TOKENS = 4, 6, 8
+HELDOUT, HELDOUT_SEED, SAMPLES = 96, 7, 1
+GROUPS, N, MAX_TOKENS = 4, 4, 8
+SLOTS = 8
+"""Two cores read the prompts of so many rollouts in a few seconds; a GPU takes hundreds."""
 START_S = 600.0
 """The longest start of a vLLM: it imports for half a minute on a busy CPU."""
 LIMITS = {"max_turns": 1, "max_tokens": 256, "run_s": 600}
@@ -50,7 +52,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--learning-rate", type=float, default=2e-5)
     parser.add_argument("--cuda", action="store_true", help="server and trainer on a GPU")
     options = parser.parse_args()
@@ -121,6 +123,7 @@ def vllm(options: argparse.Namespace, folder: Path) -> Iterator[str]:
     environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     if not options.cuda:
         environment |= {"TORCH_COMPILE_DISABLE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        environment |= {"OMP_NUM_THREADS": "1"}  # it binds threads to cores that others use
     argv = [options.vllm_python, "-m", "vllm.entrypoints.openai.api_server", *words]
     with (folder / "vllm.log").open("wb") as log:
         server = subprocess.Popen(
@@ -145,6 +148,7 @@ def vllm(options: argparse.Namespace, folder: Path) -> Iterator[str]:
 def serve(folder: Path, model: Path, url: str) -> Iterator[Client]:
     argv = [sys.executable, "-m", "prorl.cli", "serve", "--root", str(folder), "--policy", url]
     argv += ["--set", "service.load_code=true", "--set", f"service.tokenizer={model}"]
+    argv += ["--set", f"service.run.slots={SLOTS}"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
