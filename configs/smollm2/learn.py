@@ -67,6 +67,7 @@ def main() -> None:
 def learn(options: argparse.Namespace, seed: int) -> dict[str, object]:
     began, folder = time.monotonic(), options.out / f"seed-{seed}"
     folder.mkdir()
+    questions = tasks(ENV, 1000 + seed, 400, tasks(ENV, HELDOUT_SEED, HELDOUT))
     with vllm(options, folder) as url, serve(folder, options.model, url) as client:
         before = evaluate(client, folder, "before")
         client.create_run(
@@ -82,7 +83,7 @@ def learn(options: argparse.Namespace, seed: int) -> dict[str, object]:
             max_unacked_groups=10 * GROUPS,
             max_staleness=2,
         )
-        client.submit("train", tasks(ENV, 1000 + seed, 600), N, key="tasks", last=True)
+        client.submit("train", questions, N, key="tasks", last=True)
         training = time.monotonic()
         steps = train(options, folder, seed)
         trained_s = time.monotonic() - training
@@ -111,7 +112,7 @@ def vllm(options: argparse.Namespace, folder: Path) -> Iterator[str]:
         "--port": port,
         "--host": "127.0.0.1",
         "--dtype": "float32",
-        "--max-model-len": 512,
+        "--max-model-len": 256,
         "--served-model-name": "smollm2",
         "--generation-config": "vllm",
         "--logprobs-mode": "processed_logprobs",

@@ -6,7 +6,7 @@ SmolLM2-135M answers about a fifth of them: often enough that groups differ, so 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from prorl.envs.base import BaseEnv, Solution
 from prorl.rubric import Rubric, reward
@@ -40,17 +40,20 @@ KINDS: dict[str, tuple[Callable[[random.Random], list[int]], str, Callable[[list
 }
 
 
-def tasks(env: str, seed: int, count: int) -> list[Task]:
-    """`count` different tasks, the kinds in turn; the same for the same seed."""
-    draws, tasks = random.Random(seed), dict[str, Task]()
+def tasks(env: str, seed: int, count: int, without: Iterable[Task] = ()) -> list[Task]:
+    """`count` different tasks, the kinds in turn, and none of `without`; the same for the same
+    seed. There are 88 of the kind `after`, so at most 528 in all.
+    """
+    draws, tasks, others = random.Random(seed), list[Task](), {task.prompt for task in without}
     while len(tasks) < count:
         kind = list(KINDS)[len(tasks) % len(KINDS)]
         draw, text, answer = KINDS[kind]
         numbers = draw(draws)
-        prompt = text.format(*numbers)
-        data = {"kind": kind, "answer": answer(numbers)}
-        tasks.setdefault(prompt, Task(task_id=prompt, env=env, prompt=prompt, data=data))
-    return list(tasks.values())
+        if (prompt := text.format(*numbers)) not in others:
+            others.add(prompt)
+            data = {"kind": kind, "answer": answer(numbers)}
+            tasks.append(Task(task_id=prompt, env=env, prompt=prompt, data=data))
+    return tasks
 
 
 @reward("right")
