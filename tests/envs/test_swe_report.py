@@ -9,8 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorl.envs.swe.logs import PARSERS, choose, read_log
+from prorl.envs.swe.tested import Tested as Outcome
+from tests.growth import is_quadratic
 
 LOGS = Path(__file__).with_name("logs")
+
+
+def test_of_many_tests_the_missing_are_found_in_linear_time() -> None:
+    def missing(text: str) -> list[str]:
+        names = text.split()
+        return Outcome(frozenset(names[::2]), "").missing(names)
+
+    def names(num_chars: int) -> str:
+        return " ".join(f"t.py::test[{n:05}]" for n in range(num_chars // 18))
+
+    assert missing(names(18 * 4)) == ["t.py::test[00001]", "t.py::test[00003]"]
+    assert not is_quadratic(missing, names, 18 * 4_000)
 
 
 @pytest.mark.parametrize(

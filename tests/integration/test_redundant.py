@@ -75,7 +75,7 @@ async def test_nothing_remains_of_redundant_rollouts(tmp_path: Path, sandbox_kin
     assert len(tokens) == stalled, "what they had said is kept"
     assert all(tokens)
     (decided,) = rows(
-        stored, "select epoch(g.at) as s from groups g where event = 'decided' and kept"
+        stored, "select epoch(event_at) as s from groups where event = 'decided' and kept"
     )
     at = decided["s"]
     print(f"requests 0 after {idle - at:.3f} s, sandboxes 0 after {emptied - at:.3f} s")

@@ -281,7 +281,7 @@ class ChangeGrader:
             # a twin has lost the bodies of other tests, so what a solution has to pass runs so, too
             every, short = await self._run_tests(), await self._run_tests(rewritten=True)
             names = fields.test_names(self._task, "FAIL_TO_PASS")
-            failing = frozenset(name for name in names if not short.count([name]))
+            failing = frozenset(short.missing(names))
             return every._replace(
                 passed=every.passed - failing, failed=every.failed | short.failed | failing
             )
@@ -501,10 +501,10 @@ def check_reference(task: Task, tested: Tested) -> None:
 
 def _check_all(task: Task, tested: Tested, key: str, when: str) -> None:
     names = fields.test_names(task, key)
-    missing = [name for name in names if not tested.count([name])]
+    missing = tested.missing(names)
     if missing:
         end = " ".join(tested.log.strip()[-600:].split())
-        unrun = sorted({path for name in missing if (path := _never_ran(name, tested))})
+        unrun = _never_ran(missing, tested)
         guess = "is a dependency or a path missing"
         if unrun:
             guess = f"no test of {', '.join(unrun[:_MAX_LISTED])} ran: does test_command name it"
@@ -517,12 +517,14 @@ def _check_all(task: Task, tested: Tested, key: str, when: str) -> None:
         )
 
 
-def _never_ran(name: str, tested: Tested) -> str:
-    """Returns the file of a test if none of its tests is in the report; empty otherwise."""
-    path = guard.graded_file(name).removeprefix("/")
-    module = path.removesuffix(".py").replace("/", ".")
-    names = tested.passed | tested.failed
-    return "" if any(test.startswith(path) or module in test for test in names) else path
+def _never_ran(missing: Sequence[str], tested: Tested) -> list[str]:
+    """Returns the files of missing tests of which none is in the report."""
+    names, unrun = tested.passed | tested.failed, []
+    for path in sorted({guard.graded_file(name).removeprefix("/") for name in missing} - {""}):
+        module = path.removesuffix(".py").replace("/", ".")
+        if not any(test.startswith(path) or module in test for test in names):
+            unrun.append(path)
+    return unrun
 
 
 def bad_task(task: Task, why: str) -> RolloutError:

@@ -69,6 +69,10 @@ class Tested(NamedTuple):
         good, bad = _short(self.passed), _short(self.failed)
         return [name for name in names if name in self.passed or (name in good and name not in bad)]
 
+    def missing(self, names: Sequence[str]) -> list[str]:
+        passed = set(self.passing(names))
+        return [name for name in names if name not in passed]
+
     def failing(self, names: Sequence[str]) -> list[str]:
         bad = _short(self.failed)
         return [name for name in names if name in self.failed or name in bad]
