@@ -39,7 +39,7 @@ $(STAMP): pyproject.toml configs/system.sh
 	-$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
 	touch $@
 
-demo: setup $(if $(filter vllm,$(POLICY)),$(VLLM_STAMP)) $(if $(filter smollm2,$(MODEL)),$(SMOLLM2)/config.json) $(if $(filter trl,$(TRAINER)),$(ADAPTERS)/.trl) ## a tiny policy learns to use tools, in about two minutes on two cores (POLICY=vllm: on a real vLLM, ten; or POLICY=http://HOST:PORT; TRAINER=trl: by TRL; MODEL=smollm2: a pretrained model on a real vLLM, without tools, 13)
+demo: setup $(if $(filter vllm,$(POLICY)),$(VLLM_STAMP)) $(if $(filter smollm2,$(MODEL)),$(SMOLLM2)/config.json) $(if $(filter trl,$(TRAINER)),$(ADAPTERS)/.trl) ## a tiny policy learns to use tools, in about two minutes on two cores (POLICY=vllm: on a real vLLM, ten; or POLICY=http://HOST:PORT; TRAINER=trl: by TRL; MODEL=smollm2: a pretrained model on a real vLLM, without tools, 12 to 22)
 	$(if $(filter smollm2,$(MODEL)),$(BIN)/python -m configs.smollm2.learn $(VLLM)/bin/python $(abspath $(SMOLLM2)) $(or $(OUT),smollm2-runs) --seeds $(or $(SEED),0),$(if $(filter vllm,$(POLICY)),$(VLLM_PYTHON) bash configs/vllm-demo.sh $(BIN)/prorl,$(if $(filter trl,$(TRAINER)),$(ADAPTERS)/bin/python -m prorl.cli demo --trainer trl,$(BIN)/prorl demo) $(if $(POLICY),--policy $(POLICY))))
 
 # In the order of folders: sorted by the number of their tests, the long files of few tests would come last, alone.
