@@ -211,6 +211,19 @@ PROGRAMS: Mapping[str, Program] = {
         files={".hermes/config.yaml": _HERMES},
         requirements=("hermes-agent==0.19.0",),
     ),
+    "openhands": Program(
+        argv=(
+            *("openhands", "--headless", "--json", "--override-with-envs"),
+            *("--file", "{prompt_file}"),
+        ),
+        env={
+            **_LITELLM,
+            "LLM_API_KEY": "prorl",
+            "LLM_BASE_URL": "{base_url}",
+            "LLM_MODEL": "openai/{model}",
+        },
+        requirements=("openhands==1.16.0",),
+    ),
 }
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -106,6 +108,10 @@ class Case:
     requirements: tuple[str, ...] = ()
     calls: int = 3
     sequences: int = 1
+    python: tuple[int, int] | None = None
+    """The only Python that its packages take."""
+    sdist: bool = False
+    """True if not all of its packages have wheels."""
 
     def call(self, line: str) -> Message:
         arguments = {self.argument: line, **(self.more or {})}
@@ -128,6 +134,13 @@ CASES = {
     "pi": Case(agent="pi"),
     "kimi-code": Case(agent="kimi-code", tool="Bash"),
     "hermes": Case(agent="hermes", tool="terminal"),
+    "openhands": Case(
+        agent="openhands",
+        tool="terminal",
+        more={"security_risk": "LOW"},
+        python=(3, 12),
+        sdist=True,
+    ),
     # it tells its past anew in each call
     "aider": Case(agent="aider", tool="", calls=2, sequences=2),
     "pydantic-ai": Case(
@@ -169,13 +182,25 @@ class Scripted:
         pass
 
 
+def wheels(agent: str) -> Path:
+    """A folder with a wheel of each package that a program is made of, and of pytest."""
+    folder = Path(LAYERS) / f"wheels-{agent}"
+    program = program_of(agent)
+    if not folder.exists() and program is not None:
+        argv = [sys.executable, "-m", "pip", "wheel", "-q", "-w", f"{folder}.new"]
+        subprocess.run([*argv, "pytest", *program.requirements], check=True)
+        Path(f"{folder}.new").rename(folder)
+    return folder
+
+
 def task(case: Case) -> Task:
     calc = next(iter(load_tasks(str(Path(__file__).parents[1] / "envs" / "swe_tasks.jsonl"))))
-    if not case.requirements:
+    if not case.requirements and not case.sdist:
         return calc
+    folder = str(wheels(case.agent)) if case.sdist else ""
     return replace(
         calc,
-        data={**calc.data, "requirements": ["pytest", *case.requirements], "wheels": ""},
+        data={**calc.data, "requirements": ["pytest", *case.requirements], "wheels": folder},
     )
 
 
@@ -183,6 +208,8 @@ def task(case: Case) -> Task:
 async def test_it_mends_a_repository(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", LAYERS)
     case = CASES[name]
+    if case.python not in {None, sys.version_info[:2]}:
+        pytest.skip(f"{name} is for Python {case.python} only")
     backend = Scripted(case)
     limits = RolloutLimits(run_s=300.0, max_turns=30, max_tokens=1 << 20)
     began_s = time.process_time()
