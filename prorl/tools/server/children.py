@@ -152,10 +152,10 @@ class MakeRoom:
         import resource
 
         limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-        if not self._alone or limit == resource.RLIM_INFINITY or len(_pids()) * 2 < limit:
+        if not self._alone or limit == resource.RLIM_INFINITY or _num_inside() * 2 < limit:
             return False
         until = time.monotonic() + KILL_S
-        while len(_pids()) * 2 >= limit and time.monotonic() < until:
+        while _num_inside() * 2 >= limit and time.monotonic() < until:
             kill_everything()
             self._events.wait([], time.monotonic() + REAP_S, peers=True)
             self._events.reap()
@@ -238,6 +238,22 @@ def _stat(pid: int) -> list[bytes]:
 
 def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _num_inside() -> int:
+    """Returns the number of this sandbox's processes: all that are seen by pid 1 of a namespace,
+    else those of our uid, which the host's others must not be counted with.
+    """
+    if os.getpid() == 1:
+        return len(_pids())
+    return sum(_owner(pid) == os.getuid() for pid in _pids())
+
+
+def _owner(pid: int) -> int:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return -1  # it has just ended
 
 
 def signal_group(pid: int, number: int) -> None:
