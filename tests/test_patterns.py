@@ -48,9 +48,9 @@ tries 400 letters from each place may take as long as that, so that the growth d
 takes MOST_S is not read to its end. A pattern of BOUNDED may grow, but takes less than BOUNDED_S
 for its longest text, an eighth of what its helper has.
 """
-SHORTER, FAST_S = 10, 0.001
+SHORTER, FAST_S = 10, 0.0003
 """A text is read at a tenth of its length first, and at its whole length where that takes longer
-than FAST_S. Most patterns take a tenth of that; a quadratic one takes more than a millisecond.
+than FAST_S. Most patterns take a third of that; a quadratic one takes .8 ms on a fast machine.
 By the clock on the wall, since CPU time is counted in ticks of four milliseconds on some machines;
 a busy machine only makes more texts be read at their whole length.
 """

@@ -110,7 +110,7 @@ _WORD = re.compile(r"\w+")
 
 
 Sources = tuple[Commit, ...] | tuple[str, ...]
-"""What a view is made of: the commits of a run, or files that are appended."""
+"""The sources of a view: the commits of a run, or files that are appended."""
 
 
 class StoredRun:
