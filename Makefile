@@ -21,7 +21,7 @@ export OMP_NUM_THREADS ?= 1
 # Where it is set, each of the hundred processes that tests and demo start compiles every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup docs demo soak soak-long long-life test test-slow test-tenth test-faults test-guards test-guards-all test-cluster test-backends test-kills test-as-user test-adapters test-ui test-trackers test-vllm test-harbor test-installed rivals dist check format bench checkpoint clean
+.PHONY: help setup docs demo soak soak-long long-life promises test test-slow test-tenth test-faults test-guards test-guards-all test-cluster test-backends test-kills test-as-user test-adapters test-ui test-trackers test-vllm test-harbor test-installed rivals dist check format bench checkpoint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -51,6 +51,13 @@ test-slow: setup ## tests of more than ten seconds
 
 test-faults: setup ## SIGKILL of every process kind in the middle of runs
 	$(PYTEST) -m faults --timeout 600
+
+promises: setup ## each promise of README and docs/guarantees.md beside its tests' results: fast suite, faults and cluster (two hours)
+	rm -rf build/reports && mkdir -p build/reports
+	-$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder --junitxml build/reports/fast.xml
+	-$(PYTEST) -m faults --timeout 600 --junitxml build/reports/faults.xml
+	-$(PYTEST) -m cluster --timeout 600 --junitxml build/reports/cluster.xml tests/cluster
+	$(BIN)/python -m tests.promises build/reports/*.xml
 
 test-guards: setup ## each guard of the core switched off in a copy of the tree: a test must fail
 	$(PYTEST) -m faults -s tests/faults/test_guards.py

@@ -196,38 +196,6 @@ def test_the_docs_name_selects() -> None:
     assert len(QUERIES) > 8
 
 
-GUARANTEES = [
-    line.split(" | ")
-    for line in (ROOT / "docs" / "guarantees.md").read_text().splitlines()
-    if line.count(" | ") == 2 and not line.startswith("| guarantee |")
-]
-SOURCE = "\n".join(
-    path.read_text()
-    for room in ("prorl", "stages", "storage", "trainer")
-    for path in (ROOT / room).rglob("*.py")
-)
-WORDS = set(re.findall(r"\w+", SOURCE))
-
-
-@pytest.mark.parametrize("guarantee", GUARANTEES, ids=lambda cells: cells[0][2:50])
-def test_the_line_and_the_test_of_a_guarantee_exist(guarantee: list[str]) -> None:
-    _, line, test = guarantee
-    quoted = re.findall(r"`([^`]+)`", line)
-    files = [name for name in quoted if re.fullmatch(r"[\w/]+(\.py|/)", name)]
-    code = [name for name in quoted if name not in files]
-    assert files or code
-    assert all((ROOT / "prorl" / name).exists() for name in files)
-    for name in code:
-        identifiers = re.findall(r"[A-Za-z_]\w*", name.split("(")[0])
-        assert name in SOURCE or all(part in WORDS for part in identifiers), name
-    named = re.findall(r"`(tests/[\w/.]+)`", test)
-    assert named
-    tests = "\n".join((ROOT / name).read_text() for name in named if (ROOT / name).is_file())
-    assert all((ROOT / name).exists() for name in named)
-    for name in re.findall(r"`(test_\w+)`", test):
-        assert f"def {name}(" in tests, name
-
-
 def test_pages_say_what_the_code_says() -> None:
     """docs/settings.md, docs/columns.md and the docstrings in pages: `python docs/write.py`."""
     argv = [sys.executable, str(ROOT / "docs" / "write.py"), "--check"]

@@ -5,9 +5,11 @@ switch the lines off and run the tests.
 from __future__ import annotations
 
 import ast
+import doctest
 
 import pytest
 
+from tests import promises
 from tests.faults.all_guards import BY_HAND, switched_off
 from tests.faults.guarantees import PAGE, ROOT, Row, places, pytest_arguments, rows
 
@@ -36,3 +38,16 @@ def test_a_line_that_is_off_leaves_a_program_that_runs(row: Row) -> None:
         for text in off.values():
             ast.parse(text)
         assert words in BY_HAND or not any(place.unbinds for place in there), words
+
+
+def test_the_promises_of_the_readme_are_its_words_and_name_tests_that_are_there() -> None:
+    page = " ".join((ROOT / "README.md").read_text().split())
+    for words, tests in promises.README.items():
+        assert words in page
+        for path, _, name in (argument.partition("::") for argument in tests):
+            assert (ROOT / path).exists(), path
+            assert not name or f"def {name}(" in (ROOT / path).read_text(), name
+
+
+def test_a_result_says_what_did_not_run() -> None:
+    assert doctest.testmod(promises).failed == 0

@@ -26,6 +26,24 @@ from tests.view.viewer_process import Viewer, run_that_says
 ROLLOUTS, TOKENS = 100_000, 64_000
 PER_S, LIVE_S = 200, 30
 
+PAINTED = """
+window.painted_ms = {};
+const note = name => {
+  if (name in painted_ms) return;
+  painted_ms[name] = 0;
+  requestAnimationFrame(() => setTimeout(() => { painted_ms[name] = performance.now(); }, 0));
+};
+new MutationObserver(() => {
+  if (document.querySelector('.tiles .tile')) note('tiles');
+  const cards = [...document.querySelectorAll('.grid p.plot')];
+  if (cards.length) note('cards');
+  else if ('cards' in painted_ms) note('figures');
+}).observe(document, { subtree: true, childList: true });
+"""
+"""The page's own clock, from the start of its navigation to the paint: Playwright asks a busy page
+late. A card is a `p.plot` until its figure is there.
+"""
+
 
 def main(folder: Path) -> None:
     """Make the runs where they are missing, serve them, and click."""
@@ -123,11 +141,20 @@ def _click(url: str, pid: int) -> None:
             f"first tokens of {TOKENS:,}": show("#/long/rollout/0?tab=tokens", ".tokens s"),
             f"all {TOKENS:,} tokens": lambda: page.wait_for_selector("[data-whole]") and None,
         }
+        page.add_init_script(PAINTED)
         for what, step in steps.items():
             before, start = _cpu_s(pid), time.perf_counter()
             step()
             took_ms = (time.perf_counter() - start) * 1e3
             print(f"{what}: {took_ms:,.0f} ms, of the server {_cpu_s(pid) - before:.2f} CPU s")
+            if what.startswith("overview"):
+                while not page.evaluate("painted_ms.figures > 0"):
+                    time.sleep(0.1)
+                painted = page.evaluate("painted_ms")
+                print(
+                    f"    its tiles were painted after {painted['tiles']:,.0f} ms,"
+                    f" its last figure after {painted['figures']:,.0f} ms"
+                )
         page.goto(address + "#/big")
         page.wait_for_selector("text=Seconds of model and tools per unit of reward")
         page.wait_for_load_state("networkidle")
