@@ -2,16 +2,16 @@
 
 `python configs/rivals/run.py [all|clean|faults|table] [NAME ...]`, in prorl's environment. Each
 player is a trainer's process (`play_NAME.py`, in the environment of its framework) and the daemons
-that its framework asks for; who dies is started again after a second, as a service manager does. A
-cell is one run of one player, whole or with one fault. Each writes its row, with what was counted,
-to `configs/rivals/results/` as it ends, and the tables anew, so that a programme that is cut leaves
-what it has; one that is started again with the same settings at the same commit goes on. No cell
-takes longer than its limit, whatever hangs. `docs/rivals.md` says how each was set up, and what the
-columns mean.
+that its framework needs. A process that dies is started again after a second, as by a service
+manager. A cell is one run of one player, whole or with one fault. When a cell ends, its row is
+appended to `configs/rivals/results/cells.jsonl`, and the tables are written anew; so an interrupted
+measurement loses at most one cell, and the same command at the same commit does the others. No cell
+takes longer than its limit, even if a framework hangs. `docs/rivals.md` describes each set-up and
+the columns.
 
 Variables, `RIVALS_...`: TASKS (groups of four a clean cell; half as many with a fault), IN_FLIGHT
 (rollouts), REPEATS (of clean cells), LIMIT_S (of a cell), BUDGET_S (of all cells), FAULTS (only
-these, by commas), RESULTS (another folder), AGAIN (cells that are there, too).
+these, by commas), RESULTS (another folder), AGAIN (measure existing cells, too).
 """
 
 from __future__ import annotations
@@ -54,14 +54,16 @@ BATCH = 8
 """Groups of a trainer's step."""
 REPEATS = int(os.environ.get("RIVALS_REPEATS", "3"))
 AGAIN_S = 1.0
-"""A service manager waits so long before it starts again what died."""
+"""The pause of a service manager before it starts a process again."""
 FROZEN_S = 30.0
 LIMIT_S = float(os.environ.get("RIVALS_LIMIT_S", "200"))
-"""Of a cell: what is missing then is lost."""
+"""Of a cell; rollouts that are missing then are lost."""
 BUDGET_S = float(os.environ.get("RIVALS_BUDGET_S", "2280"))
-"""Of all cells: none is begun that has not a minute."""
+"""Of all cells; none begins in the last minute."""
 QUIET = 0.15
-"""So much of the cores' time others may take before the clock's columns are left out."""
+"""The share of the cores' time that other programs may take; above it the columns of wall time are
+left out.
+"""
 
 
 @dataclass(frozen=True)
@@ -69,14 +71,16 @@ class Player:
     name: str
     python: Path
     daemons: Callable[[Path, str, int], dict[str, list[str]]] = lambda folder, url, port: {}
-    """What runs beside the trainer, by name, for a folder, the model's URL and a free port."""
+    """Commands of the processes beside the trainer, by name, for a folder, the model's URL and a
+    free port.
+    """
     kinds: dict[str, str] = field(default_factory=dict)
     """Further kinds of process below these, by a part of their command line."""
     env: dict[str, str] = field(default_factory=dict)
     script: str = ""
-    """`play_SCRIPT.py` is its trainer; by default its name says it."""
+    """Its trainer is `play_SCRIPT.py`, by default `play_NAME.py`."""
     only: str = ""
-    """A further row of a player: `clean`, nothing is struck; `faults`, something always is."""
+    """`clean` or `faults`: the player has cells of this kind only."""
 
 
 def venv(name: str) -> Path:
@@ -111,8 +115,8 @@ VERIFIERS = {
     "UV_PYTHON_DOWNLOADS": "never",
 }
 PLAYERS = {
-    one.name: one
-    for one in (
+    player.name: player
+    for player in (
         Player(
             "verifiers", venv("verifiers"), served("verifiers"), {"worker": "spawn_main"}, VERIFIERS
         ),
@@ -171,8 +175,8 @@ class Process:
                 start_new_session=True,
             )
 
-    def tend(self) -> bool:
-        """Whether it ended well; start it again if it died a while ago."""
+    def poll(self) -> bool:
+        """Start it again if it died a while ago. Returns whether it ended with status 0."""
         code = self.child.poll()
         if code is None:
             return False
@@ -193,7 +197,7 @@ class Process:
                 self.child.wait(20)
             except subprocess.TimeoutExpired:
                 pass
-        for pid in tree:  # what it did not end itself: these pids were its own a moment ago
+        for pid in tree:  # those of its children that it did not end itself
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -202,7 +206,9 @@ class Process:
 
 
 def end_strays(cell: str) -> None:
-    """End what a killed process of this cell left behind: it carries the cell's name."""
+    """End what a killed process of this cell left: the environment of its children names the
+    cell.
+    """
     mark = f"RIVALS_CELL={cell}".encode()
     for pid in procfs.pids():
         with contextlib.suppress(OSError):
@@ -241,7 +247,9 @@ def pid_of(player: Player, processes: dict[str, Process], kind: str) -> int | No
 
 
 def play(player: Player, fault: str, tasks: list[int], limit_s: float) -> dict:
-    """One run. `fault`: the kind of process to kill once, or `frozen`, when a quarter is done."""
+    """One run. `fault`: the kind of process that is killed once when a quarter is delivered, or
+    `frozen`.
+    """
     with tempfile.TemporaryDirectory(prefix="rivals-") as name, ExitStack() as stack:
         folder = Path(name)
         server, url = stack.enter_context(model(folder))
@@ -263,12 +271,13 @@ def play(player: Player, fault: str, tasks: list[int], limit_s: float) -> dict:
         processes["trainer"] = Process(trainer, folder / "trainer.log", env, ends=True)
         for process in reversed(processes.values()):  # the trainer waits for the daemons
             stack.callback(process.end)
-        seen = watch(player, folder, processes, server, meter, fault, len(tasks) * N, limit_s)
+        figures = watch(player, folder, processes, server, meter, fault, len(tasks) * N, limit_s)
         calls = json.loads(urllib.request.urlopen(f"{url}/calls", timeout=30).read())
-        seen |= lost_work(calls, seen["struck_at"], seen["on_at"]) | {"calls": len(calls)}
+        figures |= lost_work(calls, figures["struck_at"], figures["on_at"])
+        figures["calls"] = len(calls)
         for process in processes.values():
             process.end()
-        return seen
+        return figures
 
 
 def watch(
@@ -278,12 +287,12 @@ def watch(
     server: subprocess.Popen[str],
     meter: CpuMeter,
     fault: str,
-    asked: int,
+    num_rollouts: int,
     limit_s: float,
 ) -> dict:
     watched: set[int] = set()
     began, before_s, busy_s = time.time(), meter.cpu_s(), machine_s(server.pid)
-    peak_mb, struck, thawed, looked, ended = 0.0, 0.0, 0.0, 0.0, False
+    peak_mb, fault_at, thawed_at, measured_at, ended = 0.0, 0.0, 0.0, 0.0, False
     middle: list[tuple[int, float]] = []
     delivered = folder / "delivered.jsonl"
     while time.time() < began + limit_s and not ended:
@@ -293,41 +302,42 @@ def watch(
                 with contextlib.suppress(ProcessLookupError):
                     meter.watch(process.child.pid)
         time.sleep(0.05)
-        ended = processes["trainer"].tend()
+        ended = processes["trainer"].poll()
         for kind, process in processes.items():
             if kind != "trainer":
-                process.tend()
+                process.poll()
         count = sum(len(line["rollouts"]) for line in chain.read(delivered))
-        if count >= asked / 4 and not middle:
+        if count >= num_rollouts / 4 and not middle:
             middle = [(count, meter.cpu_s())]
-        if not fault and time.time() - looked > 4.0:  # 2 ms a process
-            looked = time.time()
-            peak_mb = max(peak_mb, sum(pss_mb(one.child.pid) for one in processes.values()))
-        if fault and not struck and not ended and count >= asked / 4:
+        if not fault and time.time() - measured_at > 4.0:  # 2 ms a process
+            measured_at = time.time()
+            peak_mb = max(peak_mb, sum(pss_mb(process.child.pid) for process in processes.values()))
+        if fault and not fault_at and not ended and count >= num_rollouts / 4:
             if fault == "frozen":
                 server.send_signal(signal.SIGSTOP)
-                struck = time.time()
+                fault_at = time.time()
             elif pid := pid_of(player, processes, fault):
                 os.kill(pid, signal.SIGKILL)
-                struck = time.time()
-        if fault == "frozen" and struck and not thawed and time.time() - struck > FROZEN_S:
+                fault_at = time.time()
+        is_frozen = fault == "frozen" and fault_at and not thawed_at
+        if is_frozen and time.time() - fault_at > FROZEN_S:
             server.send_signal(signal.SIGCONT)
-            thawed = time.time()
+            thawed_at = time.time()
     server.send_signal(signal.SIGCONT)
     lines = chain.read(delivered)
     from_count, from_s = middle[0] if middle else (0, before_s)
-    seen = summary(lines, asked, began, struck, thawed or struck)
+    figures = summary(lines, num_rollouts, began, fault_at, thawed_at or fault_at)
     cpu_s, took_s = meter.cpu_s() - before_s, time.time() - began
     others_s = machine_s(server.pid) - busy_s - cpu_s
-    return seen | {
-        "cpu_ms": 1e3 * (meter.cpu_s() - from_s) / max(1, seen["rollouts"] - from_count),
+    return figures | {
+        "cpu_ms": 1e3 * (meter.cpu_s() - from_s) / max(1, figures["rollouts"] - from_count),
         "cpu_s": cpu_s,
         "others": max(0.0, others_s) / took_s / len(os.sched_getaffinity(0)),
         "took_s": took_s,
         "limit": not ended,
         "peak_mb": peak_mb,
-        "struck_at": struck,
-        "on_at": thawed or struck,
+        "struck_at": fault_at,
+        "on_at": thawed_at or fault_at,
         "starts": {kind: process.starts for kind, process in processes.items()},
     }
 
@@ -341,9 +351,11 @@ def machine_s(server: int) -> float:
     return (sum(words) - words[3] - words[4]) / os.sysconf("SC_CLK_TCK") - own_s
 
 
-def summary(lines: list[dict], asked: int, began: float, struck: float, on: float) -> dict:
-    """What a trainer had of a run, and when. `struck`: when the fault came; `on`: from when on one
-    could go on.
+def summary(
+    lines: list[dict], num_rollouts: int, began: float, fault_at: float, free_at: float
+) -> dict:
+    """Counts and times of a trainer's deliveries. `fault_at`: when the fault came; `free_at`: since
+    when one could go on.
     """
     times: dict[int, list[float]] = {}
     counts, wrong = Counter[tuple[int, int]](), 0
@@ -355,30 +367,31 @@ def summary(lines: list[dict], asked: int, began: float, struck: float, on: floa
     groups = sorted(max(at) for task, at in times.items() if len(at) >= N)
     first = min((line["at"] for line in lines), default=began)
     last = max((line["at"] for line in lines), default=began)
-    after = [at for at in groups if at > on] if struck else []
+    after = [at for at in groups if at > free_at] if fault_at else []
     return {
         "rollouts": len(counts),
-        "lost": asked - len(counts),
+        "lost": num_rollouts - len(counts),
         "twice": sum(count - 1 for count in counts.values()),
         "wrong": wrong,
         "first_s": first - began,
         "wall_s": last - began,
         "rate": (len(counts) * 3 / 4) / max(1e-9, last - quarter(groups)) if groups else 0.0,
         "idle": idle(groups),
-        "group_s": after[0] - on if after else None,
-        "group_gap_s": longest(on, after),
+        "group_s": after[0] - free_at if after else None,
+        "group_gap_s": longest_wait(free_at, after),
     }
 
 
-def longest(on: float, after: list[float]) -> float | None:
-    """The longest wait from one to the next; None where there was none."""
-    return max((b - a for a, b in itertools.pairwise([on, *after])), default=None)
+def longest_wait(start: float, times: list[float]) -> float | None:
+    """The longest time from one to the next; None if `times` is empty."""
+    return max((b - a for a, b in itertools.pairwise([start, *times])), default=None)
 
 
-def lost_work(calls: list[list], struck: float, on: float) -> dict:
-    """Calls of the model that were sampled more often than they were asked for, and the seconds of
-    the model in them; beside it what would have been sampled again if each rollout in hand when the
-    fault came had begun anew. All in whole calls, since a model ends those that nobody waits for.
+def lost_work(calls: list[list], fault_at: float, free_at: float) -> dict:
+    """Calls of the model that were sampled more often than a rollout needs them, and their seconds;
+    beside them the seconds that would have been sampled again if each rollout that was running when
+    the fault came had begun anew. In whole calls, since a model server ends those that no client
+    waits for.
 
     Two calls, the first ended: a fault at 5 would cost a restart from the prompt both, 1 + 2 s.
 
@@ -391,9 +404,9 @@ def lost_work(calls: list[list], struck: float, on: float) -> dict:
     for task, turn, came, takes_s, ended in calls:
         count[task, turn] += 1
         seconds[task, turn] = takes_s
-        before[task, turn] += came < struck
-        finished[task] += turn == CALLS - 1 and ended is not None and ended < struck
-    after = sorted(came for _, _, came, *_ in calls if came > on) if struck else []
+        before[task, turn] += came < fault_at
+        finished[task] += turn == CALLS - 1 and ended is not None and ended < fault_at
+    after = sorted(came for _, _, came, *_ in calls if came > free_at) if fault_at else []
     again = {at: max(0, count[at] - N) for at in count}
     return {
         "again": sum(again.values()),
@@ -401,19 +414,19 @@ def lost_work(calls: list[list], struck: float, on: float) -> dict:
         "prompt_s": sum(
             seconds[at] * max(0, before[at] - finished[at[0]]) for at in count if before[at]
         ),
-        "call_s": after[0] - on if after else None,
-        "call_gap_s": longest(on, after),
+        "call_s": after[0] - free_at if after else None,
+        "call_gap_s": longest_wait(free_at, after),
     }
 
 
 def quarter(groups: list[float]) -> float:
-    """When a quarter of the groups was there: start-up is not a rate."""
+    """The time when a quarter of the groups was delivered; what comes before is start-up."""
     return groups[max(0, len(groups) // 4 - 1)]
 
 
 def idle(groups: list[float]) -> float | None:
-    """Share of a trainer's time that it waits, whose step takes what the model's latencies alone
-    take for a batch; from its first batch on, if there is a second.
+    """The share of time that a trainer waits whose step takes as long as the model alone needs for
+    a batch; from its first batch on, if there is a second.
     """
     latencies = [float(word) for word in (HERE / "latencies.txt").read_text().split()]
     step_s = BATCH * N * CALLS * statistics.mean(latencies) / IN_FLIGHT
@@ -437,11 +450,13 @@ class Cell:
 
 
 def cells(what: str, names: list[str]) -> list[Cell]:
-    """In the order in which they matter, in turns: the machine's mood is everybody's."""
-    found: list[Cell] = []
+    """The most important ones first; players alternate, so that a slow minute of the machine hits
+    all of them.
+    """
+    chosen: list[Cell] = []
     whole = [name for name in names if PLAYERS[name].only != "faults"]
     if what != "faults":
-        found += [Cell(name, "", 0) for name in whole]
+        chosen += [Cell(name, "", 0) for name in whole]
     if what != "clean":
         only = os.environ.get("RIVALS_FAULTS")
         for name in names:
@@ -449,16 +464,15 @@ def cells(what: str, names: list[str]) -> list[Cell]:
             if player.only == "clean":
                 continue
             kinds = [*player.daemons(Path(), "", 0), *player.kinds, "trainer", "frozen"]
-            found += [Cell(name, kind, 0) for kind in kinds if not only or kind in only.split(",")]
+            chosen += [Cell(name, kind, 0) for kind in kinds if not only or kind in only.split(",")]
     if what != "faults":
-        found += [Cell(name, "", turn) for turn in range(1, REPEATS) for name in whole]
-    return found
+        chosen += [Cell(name, "", turn) for turn in range(1, REPEATS) for name in whole]
+    return chosen
 
 
 def commit() -> str:
     argv = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
-    found = subprocess.run(argv, capture_output=True, text=True)
-    return found.stdout.strip()
+    return subprocess.run(argv, capture_output=True, text=True).stdout.strip()
 
 
 def rows() -> list[dict]:
@@ -466,11 +480,11 @@ def rows() -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def measure(wanted: list[Cell]) -> None:
-    """Each cell that is not there yet at this commit, with these settings."""
+def measure(chosen: list[Cell]) -> None:
+    """Measure each cell that has no row of this commit and these settings."""
     until = time.monotonic() + BUDGET_S
     RESULTS.mkdir(exist_ok=True)
-    for cell in wanted:
+    for cell in chosen:
         tasks = list(range(100, 100 + (TASKS // 2 if cell.fault else TASKS)))
         settings = {"commit": commit(), "tasks": len(tasks), "in_flight": IN_FLIGHT}
         old = [row for row in rows() if cell.of(row)]
@@ -486,42 +500,49 @@ def measure(wanted: list[Cell]) -> None:
         except OSError as error:
             print(f"{cell} could not be measured: {error}", flush=True)
             continue
-        told = ("took_s", "lost", "twice", "wrong", "again")
-        print(cell, {key: round(row[key]) for key in told}, flush=True)
-        kept = [one for one in rows() if not cell.of(one) and not other(one, row)]
-        write(RESULTS / "cells.jsonl", "".join(json.dumps(one) + "\n" for one in [*kept, row]))
+        printed = ("took_s", "lost", "twice", "wrong", "again")
+        print(cell, {key: round(row[key]) for key in printed}, flush=True)
+        earlier = [each for each in rows() if not cell.of(each) and not is_outdated(each, row)]
+        write(RESULTS / "cells.jsonl", "".join(json.dumps(each) + "\n" for each in [*earlier, row]))
         write(RESULTS / "table.md", table(rows()))
 
 
-def other(old: dict, row: dict) -> bool:
-    """Whether an old row is one of the same player and fault, but not comparable."""
+def is_outdated(old: dict, row: dict) -> bool:
+    """Whether an old row has the player and fault of a new one, but another commit or settings."""
     same = all(old[key] == row[key] for key in ("player", "fault"))
     return same and any(old[key] != row[key] for key in ("commit", "tasks", "in_flight"))
 
 
 def write(path: Path, text: str) -> None:
-    """Whole or not at all: the programme may be cut."""
+    """Whole or not at all, also if this process is killed."""
     part = path.with_suffix(".part")
     part.write_text(text)
     part.rename(path)
 
 
-def table(found: list[dict]) -> str:
-    """What docs/rivals.md shows. The clock's columns only where the cores were the player's."""
-    quiet = all(row["others"] < QUIET for row in found if not row["fault"])
+def table(measured: list[dict]) -> str:
+    """The tables of docs/rivals.md; columns of wall time only if other programs took little."""
+    quiet = all(row["others"] < QUIET for row in measured if not row["fault"])
     order = list(PLAYERS)
-    lines = [said(found, quiet), ""]
-    heads = ["player", "rollouts", *(["rollouts/s", "trainer idle"] if quiet else [])]
+    lines = [conditions(measured, quiet), ""]
+    heads = ["framework", "rollouts", *(["rollouts/s", "trainer idle"] if quiet else [])]
     lines += head([*heads, "CPU ms a rollout", "MB at most", "MB a rollout in hand", *COUNTED])
-    for name in sorted({row["player"] for row in found}, key=order.index):
-        mine = [row for row in found if (row["player"], row["fault"]) == (name, "")]
-        if mine:
-            lines.append(line(clean_cells(name, mine, quiet)))
-    heads = ["player", "struck", *COUNTED, "calls again", "their seconds", "from the prompt"]
+    for name in sorted({row["player"] for row in measured}, key=order.index):
+        own = [row for row in measured if (row["player"], row["fault"]) == (name, "")]
+        if own:
+            lines.append(line(clean_cells(name, own, quiet)))
+    heads = [
+        "framework",
+        "process killed, or server frozen",
+        *COUNTED,
+        "calls again",
+        "their seconds",
+        "from the prompt",
+    ]
     waits = ["next call s", "longest between calls s", "next group s", "longest between groups s"]
     lines += ["", *head([*heads, *waits])]
-    struck = [row for row in found if row["fault"]]
-    for row in sorted(struck, key=lambda row: order.index(row["player"])):
+    faulty = [row for row in measured if row["fault"]]
+    for row in sorted(faulty, key=lambda row: order.index(row["player"])):
         lines.append(line(fault_cells(row)))
     return "\n".join(lines) + "\n"
 
@@ -529,16 +550,16 @@ def table(found: list[dict]) -> str:
 COUNTED = ["lost", "twice", "wrong"]
 
 
-def said(found: list[dict], quiet: bool) -> str:
-    """What the rows were measured on, in words."""
-    if not found:
+def conditions(measured: list[dict], quiet: bool) -> str:
+    """The machine, the commit and the load of other programs."""
+    if not measured:
         return "Nothing was measured yet."
-    first = found[0]
-    commits = ", ".join(sorted({row["commit"] for row in found}))
-    others = [row["others"] for row in found]
+    first = measured[0]
+    commits = ", ".join(sorted({row["commit"] for row in measured}))
+    others = [row["others"] for row in measured]
     text = (
         f"{first['machine']['cores']} cores, {first['machine']['cpu']}, commit {commits}; "
-        f"others took {min(others):.0%} to {max(others):.0%} of the cores' time"
+        f"other programs took {min(others):.0%} to {max(others):.0%} of the cores' time"
     )
     return f"{text}." if quiet else f"{text}, so that rollouts a second are left out."
 
@@ -551,20 +572,20 @@ def line(words: list[str]) -> str:
     return f"| {' | '.join(words)} |"
 
 
-def clean_cells(name: str, mine: list[dict], quiet: bool) -> list[str]:
-    """Medians, and the sums of what was counted."""
+def clean_cells(name: str, own: list[dict], quiet: bool) -> list[str]:
+    """Medians of the repeats, and sums of counts."""
 
     def middle(key: str) -> float:
-        return statistics.median(row[key] for row in mine)
+        return statistics.median(row[key] for row in own)
 
     clock = []
     if quiet:
-        waits = "too few" if mine[0]["idle"] is None else f"{middle('idle'):.0%}"
+        waits = "too few" if own[0]["idle"] is None else f"{middle('idle'):.0%}"
         clock = [f"{middle('rate'):.1f}", waits]
-    asked = f"{len(mine)} x {mine[0]['tasks'] * N}, {mine[0]['in_flight']} at a time"
+    repeats = f"{len(own)} x {own[0]['tasks'] * N}, {own[0]['in_flight']} at a time"
     size = [f"{middle('cpu_ms'):.0f}", f"{middle('peak_mb'):.0f}"]
-    size.append(f"{middle('peak_mb') / mine[0]['in_flight']:.0f}")
-    return [name, asked, *clock, *size, *(str(sum(row[key] for row in mine)) for key in COUNTED)]
+    size.append(f"{middle('peak_mb') / own[0]['in_flight']:.0f}")
+    return [name, repeats, *clock, *size, *(str(sum(row[key] for row in own)) for key in COUNTED)]
 
 
 def fault_cells(row: dict) -> list[str]:
@@ -572,7 +593,7 @@ def fault_cells(row: dict) -> list[str]:
         return "never" if row[key] is None else f"{row[key]:.1f}"
 
     if not row["struck_at"]:
-        return [row["player"], row["fault"], "not struck", *[""] * 9]
+        return [row["player"], row["fault"], "did not happen", *[""] * 9]
     counts = [str(row[key]) for key in (*COUNTED, "again")]
     work = [f"{row['again_s']:.1f}", f"{row['prompt_s']:.1f}"]
     waits = [seconds(key) for key in ("call_s", "call_gap_s", "group_s", "group_gap_s")]
@@ -586,7 +607,7 @@ def main() -> None:
     if what == "table":
         print(table(rows()), end="")
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what it started ends with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that its processes end with it
     measure(cells(what, names or list(PLAYERS)))
     print(table(rows()), end="")
 
