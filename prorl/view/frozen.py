@@ -16,7 +16,7 @@ from prorl.analysis.analyses import ANALYSES
 from prorl.analysis.curves import AXES
 from prorl.types import Json
 from prorl.view.opened import Question
-from prorl.view.server import STATIC, Library
+from prorl.view.server import STATIC, Library, plain
 from prorl.view.tokens import tokens
 
 MODULES = (
@@ -68,7 +68,7 @@ def freeze(where: str, rollouts: Iterable[int] = ()) -> str:
 
 def html(answers: Any) -> str:
     """The page with its files inlined; `<` in data can end no block."""
-    data = orjson.dumps(answers, default=str, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+    data = orjson.dumps(answers, default=plain, option=orjson.OPT_SERIALIZE_NUMPY).decode()
     style = "".join(_text(name) for name in ("vendor/uplot.min.css", "style.css"))
     script = "\n".join(_inlined(_text(f"{name}.js")) for name in MODULES)
     head = (

@@ -18,6 +18,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -246,7 +247,7 @@ def create_app(library: Library, token: str, hosts: frozenset[str], author: str)
             sent = b""
             while not await request.is_disconnected():
                 now = orjson.dumps(
-                    await run_in_threadpool(_now, opened, library.service), default=str
+                    await run_in_threadpool(_now, opened, library.service), default=plain
                 )
                 if now != sent:
                     yield b"data: " + now[:-1] + b',"at":%.1f}\n\n' % time.time()
@@ -345,9 +346,16 @@ def _now(opened: Opened, service: Callable[[], Json]) -> Json:
     return now
 
 
+def plain(value: object) -> int | float | str:
+    """Returns a sum of DuckDB's as a number, and what else JSON lacks as text."""
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    return str(value)
+
+
 def _answer(handler: Callable[[Request], Json], request: Request) -> Response:
     try:
-        body = orjson.dumps(handler(request), default=str, option=orjson.OPT_SERIALIZE_NUMPY)
+        body = orjson.dumps(handler(request), default=plain, option=orjson.OPT_SERIALIZE_NUMPY)
     except ProrlError as error:
         return _refusal(error)
     return Response(body, media_type="application/json")
