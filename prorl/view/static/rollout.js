@@ -58,12 +58,21 @@ export async function rolloutPage({ run, id, asked, signal, bind }) {
         step("‹", "Previous rollout", around.before, to), around.at === null ? null
           : h("span", { class: "quiet" }, `${num(around.at + 1)} of ${num(around.of)}`),
         step("›", "Next rollout", around.after, to))),
-    damage(found.damaged),
+    damage(found.damaged), verdictLine(found),
     h("nav", { class: "tabs", "aria-label": "Views of this rollout" }, Object.entries(TABS).map(
       ([name, title]) => h("a", { href: to(id, { tab: name }),
         "aria-current": name === tab ? "page" : null }, title))),
     h("div", { class: "sheet" }, place, side(found, path, run)));
   return { element, shown: fill };
+}
+
+// What was answered, and what the task expects, before anything is scrolled.
+function verdictLine({ messages, expected }) {
+  const answer = messages.findLast(({ role, content }) => role === "assistant" && content)?.content;
+  if (!answer && !expected) return null;
+  const part = (name, value) => (value ? h("span", {}, h("span", { class: "quiet" }, `${name} `),
+    h("b", {}, short(value, 120))) : null);
+  return h("p", { class: "answer" }, part("answer", answer), part("expected", expected));
 }
 
 function step(mark, what, target, to) {
@@ -114,8 +123,8 @@ function times(row, attempts) {
   // Until the last lease: with the attempts before it.
   const before = attempts.reduce((sum, one) => sum + one.seconds, 0);
   const parts = [["waiting", Math.max(0, row.queue_s - before)],
-    ...(before ? [["failed attempts", before]] : []), ["init", row.init_s], ["model", row.llm_s],
-    ["tools", row.tool_s], ["rest of run", other], ["grading", row.eval_s]];
+    ...(before ? [["failed attempts", before]] : []), ["INIT", row.init_s], ["model calls", row.llm_s],
+    ["tools", row.tool_s], ["rest of RUN", other], ["EVAL", row.eval_s]].filter(([, value]) => value > 0);
   const all = Math.max(1e-9, ...parts.map(([, value]) => value || 0));
   return h("section", { class: "card" }, h("header", {}, h("h2", {}, "Where the time went")),
     h("div", { class: "bars" }, parts.map(([name, value]) => {
@@ -172,7 +181,8 @@ function timeline(found) {
     ["tools", tool_s, `turn ${turn}: tools ${names.get(turn) || ""}`, turn]]);
   const inside = calls.reduce((sum, [, value]) => sum + (value || 0), 0);
   const lost = attempts.map((each) => ["failed attempts", each.seconds,
-    `attempt ${each.attempt} ended in ${each.stage || "–"}: ${each.failure_code}`]);
+    `attempt ${each.attempt} ended in ${stageOf(each)}: ${each.failure_code}`, undefined,
+    `attempt ${each.attempt}`]);
   const parts = [...lost, ["INIT", row.init_s, "INIT: sandbox and task are prepared"], ...calls,
     ["rest of RUN", (row.run_s || 0) - inside, "RUN outside of model and tools"],
     ["EVAL", row.eval_s, "EVAL: the answer is graded"]].filter(([, value]) => value > 0);
@@ -183,11 +193,11 @@ function timeline(found) {
   const waited = (row.queue_s || 0) - lost.reduce((sum, [, value]) => sum + value, 0);
   const strip = h("div", { class: "strip", role: "img", "aria-label": "Time line: " + sums.map(
     ([name, value]) => `${name} ${seconds(value)}`).join(", ") }, parts.map(
-    ([kind, value, title, turn]) => {
+    ([kind, value, title, turn, label = kind]) => {
       const piece = h("span", { class: STRIP[kind], title: `${title} · ${seconds(value)}`,
         onclick: turn === undefined ? null : () => document.querySelector(
           `.message[data-turn="${turn}"]`)?.scrollIntoView({ behavior: "smooth" }) },
-      value < all / 24 ? "" : turn === undefined ? kind : kind === "tools" ? names.get(turn) || "tools"
+      value < all / 24 ? "" : turn === undefined ? label : kind === "tools" ? names.get(turn) || "tools"
         : `turn ${turn}`);
       piece.style.flexGrow = String(value / all);
       return piece;
@@ -233,11 +243,13 @@ function transcriptOf(found, to) {
   return h("div", { class: "transcript" }, made);
 }
 
+const stageOf = ({ stage }) => (stage ? stage.toUpperCase() : "–");
+
 // An attempt that did not commit: why and where it ended, and what was played until then.
 function attempt(one, open) {
   const where = [one.worker, one.node, one.server].filter(Boolean).join(" · ");
   return h("details", { class: "fold attempt", open },
-    h("summary", {}, `attempt ${one.attempt} ended in ${one.stage || "–"} after `
+    h("summary", {}, `attempt ${one.attempt} ended in ${stageOf(one)} after `
       + `${seconds(one.seconds)}: ${one.failure_class}/${one.failure_code}`),
     h("p", {}, one.failure_message || null, " ", h("span", { class: "quiet" },
       `${where} · ${pluralize(one.num_sampled, "token")} sampled`)), played(one));
@@ -259,9 +271,9 @@ function played(found, to = null) {
       "data-turn": to && own ? message.turn : null }, h("header", {},
       h("b", {}, message.role), message.name || null,
       turn ? h("span", {}, `turn ${turn.turn} · ${pluralize(turn.completion_tokens, "token")} after `
-        + `${num(turn.prompt_tokens)} · ${turn.finish_reason} · model ${seconds(turn.llm_s)} · `
-        + `tools ${seconds(turn.tool_s)}${turn.policy_version < 0 ? ""
-          : ` · version ${turn.policy_version}`}`) : null,
+        + `${num(turn.prompt_tokens)} · ${turn.finish_reason} · model ${seconds(turn.llm_s)}`
+        + (turn.tool_s > 0 ? ` · tools ${seconds(turn.tool_s)}` : "")
+        + (turn.policy_version < 0 ? "" : ` · version ${turn.policy_version}`)) : null,
       h("span", { class: "right" },
         to && turn ? h("a", { href: to(id, { tab: "tokens", turn: turn.turn }),
           title: "The exact tokens of this turn" }, "tokens") : null,
