@@ -41,7 +41,7 @@ group by 1 order by 1""",
         where="valid and min_version = {x}",
     ),
     "rewards": Analysis(
-        title="Rewards: how many rollouts got which",
+        title="Rollouts by reward",
         part=_LEARNING,
         axis="reward",
         sql=f"""
@@ -71,7 +71,7 @@ group by 1 order by 1""",
         picture="line",
     ),
     "length": Analysis(
-        title="Sampled tokens, with and without a reward",
+        title="Mean sampled tokens of a rollout, with and without a reward",
         part=_LEARNING,
         sql=f"""
 select if(reward > 0, 'rewarded', 'not rewarded') as x, avg(num_sampled) as y,
@@ -106,7 +106,7 @@ where learner_logprobs is not null group by 1 order by 1""",
         where="rollout_id in (select rollout_id from trained where step = {x})",
     ),
     "staleness": Analysis(
-        title="Versions within one rollout (newest minus oldest)",
+        title="Rollouts by policy versions within them (newest minus oldest)",
         part=_LEARNING,
         sql=f"""
 select max_version - min_version as x, count(*) as y
@@ -115,7 +115,7 @@ group by 1 order by 1""",
         where="valid and max_version - min_version = {x}",
     ),
     "suspects": Analysis(
-        title="Reward-hack suspects: a reward from far fewer tokens than the task's other ones",
+        title="Reward-hack suspects: rewarded rollouts by their tokens, as a share of the task's median",
         part=_LEARNING,
         sql=f"""
 select rollout_id::varchar as x, num_sampled / greatest(usual, 1) as y, task_id, reward from (
@@ -185,19 +185,19 @@ group by 1 order by 2 desc limit 20""",
         where="failure_class || '/' || failure_code = {x}",
     ),
     "time": Analysis(
-        title="Seconds of a rollout by what it waited for, over the run",
+        title="Seconds of a rollout by stage, over the run",
         part=_TIME,
         axis="twentieths of the run, in the order of commits",
         sql="""
-select part as x, avg(queue_s) as queue, avg(init_s) as init, avg(llm_s) as model,
-    avg(tool_s) as tools, avg(greatest(run_s - llm_s - tool_s, 0)) as "rest of run",
-    avg(eval_s) as grading
+select part as x, avg(queue_s) as waiting, avg(init_s) as "INIT", avg(llm_s) as "model calls",
+    avg(tool_s) as tools, avg(greatest(run_s - llm_s - tool_s, 0)) as "rest of RUN",
+    avg(eval_s) as "EVAL"
 from (select *, ntile(20) over (order by committed_at, rollout_id) as part from rollouts)
 group by 1 order by 1""",
         picture="stack",
     ),
     "servers": Analysis(
-        title="Sampled tokens a second of a model call, by server",
+        title="Sampled tokens per second of a model call, by server",
         part=_TIME,
         sql="""
 select backend as x, sum(completion_tokens) / nullif(sum(llm_s), 0) as y, count(*) as calls,
@@ -214,7 +214,7 @@ from rollouts group by 1 order by 2 desc limit 15""",
         where="task_id = {x}",
     ),
     "stragglers": Analysis(
-        title="Slowest member against the median of its group",
+        title="Groups by how many times their median rollout the slowest one takes",
         part=_TIME,
         sql="""
 select ratio as x, count(*) as y from (

@@ -100,7 +100,7 @@ def failures_in_common(a: Asker) -> None:
 
 def waits_for_whom(a: Asker) -> None:
     """Who waits for whom? Without a service, from the stored seconds."""
-    a.card("Seconds of a rollout by what it waited for").locator("canvas").first.wait_for()
+    a.card("Seconds of a rollout by stage").locator("canvas").first.wait_for()
     a.to("Live")
     a.sees("Only what is stored")
 

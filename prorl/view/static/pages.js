@@ -227,7 +227,7 @@ export async function runPage({ run, signal }) {
 }
 
 // With a single value these say what the tiles on top of the page say.
-const RESTATED = new Set(["reward", "sources", "staleness"]);
+const RESTATED = new Set(["reward", "rewards", "sources", "staleness", "kept"]);
 
 // A card for what is worth a chart; single values stand together above the cards of their part.
 async function fillFigures(run, figures, grid, signal) {
@@ -244,8 +244,8 @@ async function fillFigures(run, figures, grid, signal) {
     const asked = await get(`${runPath(run)}/figures/${name}`, {}, signal)
       .catch((error) => ({ rows: [], title, error: error.message }));
     if (signal.aborted) return;
-    if (asked.rows.length === 1 && asked.picture !== "stack" && !asked.error
-      && name !== "suspects") {
+    if (asked.rows.length === 1 && !asked.error && name !== "suspects"
+      && (asked.picture !== "stack" || RESTATED.has(name))) {
       cards[i].remove();
       if (RESTATED.has(name)) return;
       singles.get(part).hidden = false;
@@ -303,7 +303,7 @@ const NOTHING = "Nothing is stored for it.";
 function curve(rows, options = {}) {
   if (new Set(rows.map((row) => row.x)).size > 1) return lines(rows, options);
   return h("div", {}, bars(rows.map((row) => ({ x: row.z ?? row.x, y: row.y }))),
-    rows[0].z ? h("p", { class: "quiet" }, `at ${num(rows[0].x)} alone`) : null);
+    rows[0].z ? h("p", { class: "quiet" }, `all at ${options.label} ${num(rows[0].x)}`) : null);
 }
 
 function value({ x, y }, title, chosen) {
@@ -379,7 +379,7 @@ function column({ name, type }, sort, wide) {
       ? JSON.stringify(row[name]) : String(row[name]) || "–");
   return { name, title: TITLES[name] || name, about: name === "reward" ? ABOUT_VERDICTS : name,
     show, sort, wide, wraps: ["task_id", "expected", "failure_message"].includes(name), kind: number && !["rollout_id", "reward"].includes(name) ? "n" : "",
-    grows: name === "asked" || name === "answered", width: WIDTHS[name] || (number ? 88 : 130) };
+    grows: ["asked", "answered", "failure_message"].includes(name), width: WIDTHS[name] || (number ? 88 : 130) };
 }
 
 export async function rolloutsPage({ run, asked, signal, bind }) {
@@ -492,7 +492,8 @@ function fillFacets(place, found, chosen, all, choose) {
       return h("button", { class: "facet", onclick: () => choose(value), title:
         `${percent(row.n / chosen)} here, ${percent(usual)} of all; mean reward ${num(row.reward)}` },
       h("span", {}, row.value === "" ? "(none)" : row.value === null ? "no value"
-        : isNaN(row.value) ? row.value : num(Number(row.value))),
+        : isNaN(row.value) ? row.value : name.endsWith("_version") && row.value < 0 ? "no version"
+        : num(Number(row.value))),
       h("span", { class: "lift" }, lift > 1.5 && row.n > 3 ? `×${num(lift, 2)}` : ""),
       h("span", { class: "quiet" }, num(row.n)));
     }), rows.length > 7 ? h("span", { class: "quiet" }, `  and ${rows.length - 7} more`) : null);
