@@ -504,12 +504,16 @@ function fillFacets(place, found, chosen, all, choose) {
 
 const TASKS = `with halves as (
     select *, ntile(2) over (order by min_version, committed_at, rollout_id) as half
-    from rollouts where valid)
-select task_id, any_value(data_source) as source, count(*) as rollouts,
+    from rollouts where valid),
+prompts as (
+    select task_id, any_value(left(coalesce(task->>'$.prompt[#-1].content', task->>'$.prompt'), 200))
+        as prompt
+    from tasks group by task_id)
+select task_id, any_value(prompt) as prompt, any_value(data_source) as source, count(*) as rollouts,
     avg((reward > 0)::int) as solved, avg((reward > 0)::int) filter (half = 1) as before,
     avg((reward > 0)::int) filter (half = 2) as after,
     after - before as change, avg(num_turns) as turns, avg(run_s) as run_s
-from halves group by task_id`;
+from halves left join prompts using (task_id) group by task_id`;
 const VIEWS = { hardest: ["Hardest", "solved, task_id"], never: ["Never solved", "rollouts desc"],
   flipped: ["Flipped", "abs(change) desc, task_id"], better: ["Better", "change desc, task_id"],
   worse: ["Worse", "change, task_id"], slow: ["Slowest", "run_s desc"] };
@@ -520,32 +524,40 @@ export async function tasksPage({ run, asked, signal }) {
     better: " having change > 0", worse: " having change < 0" }[view] || "";
   const q = `${TASKS}${only} order by ${VIEWS[view][1]}`;
   const { rows, more } = await get(`${runPath(run)}/sql`, { q, page: "tasks" }, signal);
-  const share = (value) => h("td", { class: "n" }, percent(value));
+  const share = (value, kind = "n") => h("td", { class: kind }, percent(value));
+  // A task that was played in one half of the run alone has changed in nothing.
+  const changes = rows.some((row) => row.change !== null);
   return { element: h("div", { class: "width" },
     h("div", { class: "top" }, h("h1", {}, "Tasks"), h("span", { class: "quiet" },
-      `${more ? "the first " : ""}${pluralize(rows.length, "task")} · before and after: first and second half of the`
-      + " run's rollouts")),
+      `${more ? "the first " : ""}${pluralize(rows.length, "task")} · solved: share of rollouts with a reward above 0`
+      + (changes ? " · before and after: first and second half of the run's rollouts" : ""))),
     h("nav", { class: "tabs", "aria-label": "Which tasks" }, Object.entries(VIEWS).map(([name, [t]]) =>
       h("a", { href: link(run, "tasks", { view: name }), "aria-current":
         name === view ? "page" : null }, t))),
     rows.length ? h("div", { class: "card scroll" }, h("table", { class: "list" }, h("thead", {},
-      h("tr", {}, ["task", "source"].map((t) => h("th", {}, t)),
-        ["rollouts", "solved", "before", "after", "change, points", "turns", "time in RUN"].map((t) =>
-          h("th", { class: "n" }, t)))),
+      h("tr", {}, h("th", {}, "task"), h("th", { class: "roomy" }, "prompt"),
+        h("th", { class: "roomy" }, "source"), ["rollouts", "solved",
+          ...(changes ? ["before", "after", "change, points"] : []), "turns", "time in RUN"].map((t) =>
+          h("th", { class: ["rollouts", "solved", "change, points"].includes(t) ? "n" : "n roomy" }, t)))),
     h("tbody", {}, rows.map((row) => h("tr", {},
       h("td", {}, h("a", { href: link(run, "rollouts", { where:
         `task_id = ${quoted(row.task_id)}`, order: "reward" }) }, short(row.task_id, 60))),
-      h("td", { class: "quiet" }, row.source), h("td", { class: "n" }, num(row.rollouts)),
-      share(row.solved), share(row.before), share(row.after), h("td", { class: "n" },
+      h("td", { class: "roomy" }, short(row.prompt || "–", 90)),
+      h("td", { class: "quiet roomy" }, row.source), h("td", { class: "n" }, num(row.rollouts)),
+      share(row.solved), changes ? [share(row.before, "n roomy"), share(row.after, "n roomy"), h("td", { class: "n" },
         row.change === null ? "–" : h("span",
           { class: "chip " + (row.change > 0 ? "good" : row.change < 0 ? "bad" : "") },
-          (row.change > 0 ? "+" : "") + num(row.change * 100))),
-      h("td", { class: "n" }, num(row.turns)), h("td", { class: "n" }, seconds(row.run_s)))))))
+          (row.change > 0 ? "+" : "") + num(row.change * 100)))] : null,
+      h("td", { class: "n roomy" }, num(row.turns)),
+      h("td", { class: "n roomy" }, seconds(row.run_s)))))))
       : h("p", { class: "empty" }, "No task of this run belongs here.")) };
 }
 
 // ---- SQL
 
+const SQL_TABLES = ["rollouts", "sequences", "turns", "messages", "groups", "tasks", "deliveries",
+  "scores", "trained", "annotations", "versions", "metrics", "attempts", "partial", "passk",
+  "tool_calls"];
 const EXAMPLES = [
   ["reward by task", "select task_id, avg(reward) as reward, count(*) as n\nfrom rollouts\n"
     + "group by all order by reward limit 50"],
@@ -583,9 +595,8 @@ export async function sqlPage({ run, asked, signal, bind }) {
     }
   }
   return { element: h("div", { class: "width" }, h("div", { class: "top" }, h("h1", {}, "SQL"),
-    h("span", { class: "quiet" }, "one SELECT over rollouts, sequences, turns, messages, groups,"
-      + " tasks, deliveries, scores, trained, annotations, versions, metrics, attempts, partial,"
-      + " passk, tool_calls")),
+    h("span", { class: "quiet" }, "one SELECT over ", SQL_TABLES.flatMap((name, i) => [i ? ", " : "",
+      h("a", { href: link(run, "sql", { q: `select * from ${name} limit 20` }) }, name)]))),
   box, h("p", { class: "tools" }, h("button", { class: "main", onclick: ask }, "Run"),
     h("span", { class: "quiet" }, "Ctrl-Enter · examples: "),
     EXAMPLES.map(([name, q]) => h("a", { href: link(run, "sql", { q }) }, name))),
