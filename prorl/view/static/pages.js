@@ -200,7 +200,7 @@ export async function runPage({ run, signal }) {
   const tile = (value, what, where) => h(where === undefined ? "div" : "a",
     { class: "tile", href: where === undefined ? null : to(where) }, h("b", {}, value),
     h("span", {}, what));
-  const grid = h("div", { class: "grid" });
+  const grid = h("div", { class: "grid packed" });
   const element = h("div", { class: "width" },
     h("div", { class: "top" }, h("h1", {}, found.run),
       h("span", { class: "quiet", title: found.policy.join(", ") }, [
@@ -229,6 +229,12 @@ export async function runPage({ run, signal }) {
 // With a single value these say what the tiles on top of the page say.
 const RESTATED = new Set(["reward", "rewards", "sources", "staleness", "kept"]);
 
+// Cards of a column stand right below each other: each spans as many rows of 2 pixels as it is high.
+const PACKER = new ResizeObserver((entries) => entries.forEach(({ target }) => {
+  target.style.gridRowEnd = `span ${Math.ceil((target.offsetHeight + GAP) / 2)}`;
+}));
+const GAP = 14;
+
 // A card for what is worth a chart; single values stand together above the cards of their part.
 async function fillFigures(run, figures, grid, signal) {
   const names = inOrder(figures);
@@ -239,6 +245,7 @@ async function fillFigures(run, figures, grid, signal) {
     h("h2", { class: "section wide" }, part)]));
   grid.append(...names.flatMap(({ part }, i) => part === names[i - 1]?.part ? [cards[i]]
     : [heads.get(part), singles.get(part), cards[i]]));
+  [...grid.children].forEach((child) => PACKER.observe(child));
   const empty = [];
   const fill = async ({ name, title, part }, i) => {
     const asked = await get(`${runPath(run)}/figures/${name}`, {}, signal)
@@ -255,6 +262,7 @@ async function fillFigures(run, figures, grid, signal) {
         asked.sql && sqlOf(run, asked));
       cards[i].replaceWith(made);
       cards[i] = made;
+      PACKER.observe(made);
     } else {
       cards[i].remove();
       empty.push(title);
@@ -266,8 +274,10 @@ async function fillFigures(run, figures, grid, signal) {
     head.hidden = singles.get(part).hidden
       && !names.some((each, i) => each.part === part && cards[i].isConnected);
   }
-  if (empty.length) grid.append(h("details", { class: "more wide", open: empty.length < 8 },
+  if (!empty.length) return;
+  grid.append(h("details", { class: "more wide", open: empty.length < 8 },
     h("summary", {}, `Nothing is stored for ${num(empty.length)} more`), empty.join(" · ")));
+  PACKER.observe(grid.lastChild);
 }
 
 // Within a part tall pictures stand before short lists, so that no row of cards has holes.
