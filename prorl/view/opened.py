@@ -406,7 +406,9 @@ class Opened:
             "run": self.stored.run_id,
             "rollout": row,
             "artifact": bytes(artifact).decode("utf-8", "replace"),
-            "expected": _expected(orjson.loads(answer["task"][0]["task"])) if answer["task"] else "",
+            "expected": _expected(orjson.loads(answer["task"][0]["task"]))
+            if answer["task"]
+            else "",
             "messages": tables["messages"].sort_by("index").to_pylist(),
             "turns": tables["turns"].sort_by("turn").to_pylist(),
             "damaged": damaged,
