@@ -115,7 +115,7 @@ group by 1 order by 1""",
         where="valid and max_version - min_version = {x}",
     ),
     "suspects": Analysis(
-        title="Reward-hack suspects: rewarded rollouts by their tokens, as a share of the task's median",
+        title="Reward-hack suspects: tokens of a rewarded rollout, as a share of its task's median",
         part=_LEARNING,
         sql=f"""
 select rollout_id::varchar as x, num_sampled / greatest(usual, 1) as y, task_id, reward from (
