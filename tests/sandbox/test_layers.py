@@ -19,6 +19,7 @@ import pytest
 from prorl.errors import SandboxError, UserError
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.sandbox.images.cache import ImageCache
+from prorl.sandbox.images.child import make_image
 from prorl.sandbox.images.layers import LayerRecipe, ToolFailed, _install, make_layer
 from prorl.sandbox.images.registry import Registry
 from prorl.sandbox.node.probe import probe_kind
@@ -113,6 +114,16 @@ async def test_programs_of_npm_stand_beside_those_of_python(
         assert await _ask(host, spec, "own") == "its own\n"
         assert await _ask(host, spec, "hello") == "said 1\n"
     assert not (tmp_path / "ran").exists()
+
+
+async def test_a_node_without_npm_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError) as caught:
+        await make_image(tmp_path / "images", LayerRecipe(("npm:said@1.0.0",), "").job(), 60.0)
+    assert str(caught.value) == (
+        "packages npm:said@1.0.0: this node has no npm; expected npm on the PATH of each node;"
+        " install npm there, or give the task an image that has the program"
+    )
 
 
 @pytest.mark.parametrize(

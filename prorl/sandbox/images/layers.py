@@ -150,7 +150,11 @@ def split(requirements: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _install_npm(packages: Sequence[str], tree: Path, work: Path, job: dict[str, str]) -> None:
     if shutil.which("npm") is None:
-        raise ToolFailed(f"{job['source']}: this node has no npm", mistake=True)
+        raise UserError(
+            f"{job['source']}: this node has no npm",
+            "npm on the PATH of each node",
+            "install npm there, or give the task an image that has the program",
+        )
     os.environ.pop("HOME", None)  # the account's own: its .npmrc names the registry, as pip's does
     where = tree / "npm"
     argv = [
