@@ -102,7 +102,8 @@ def lines(summary: dict[str, Json]) -> Iterator[str]:
     yield f"  states    {states or 'none'}"
     for row in summary["failures"]:
         failure = f"{row['failure_class']}/{row['failure_code']} {row['n']:,}"
-        yield f"  failure   {failure}: {shortened(clean(row['example']), 300)}"
+        example = " ".join(clean(row["example"]).split())
+        yield f"  failure   {failure}: {shortened(example, 300)}"
     for row in summary["retried"]:
         failure = f"{row['failure_class']}/{row['failure_code']} {row['n']:,}"
         root = root_option(Path(summary["directory"]).parent)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from prorl.cli.app import COMMANDS
+from prorl.cli.summary import lines, summarise
 from tests.view.run_kinds import ROOT as RUN
 
 COLUMNS, LINES = 80, 24
@@ -127,6 +128,12 @@ def test_the_first_word_of_bad_news_has_a_colour_unless_colours_are_off(tmp_path
     ]
     for plain in ({"NO_COLOR": "1", "TERM": "xterm"}, {"TERM": "dumb"}):
         assert "\x1b" not in output_of(str(script), **plain)
+
+
+def test_a_message_of_several_lines_is_indented_as_one() -> None:
+    row = {"failure_class": "task", "failure_code": "bad_task", "n": 2, "example": "a:\n  b\n"}
+    summary = {**summarise(RUN), "failures": [row]}
+    assert "  failure   task/bad_task 2: a: b" in list(lines(summary))
 
 
 def test_an_example_of_a_help_is_whole_when_it_is_copied() -> None:
