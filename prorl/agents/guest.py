@@ -22,13 +22,12 @@ from prorl.agents.capture.model_endpoint import ModelEndpoint
 from prorl.agents.context import AttemptContext
 from prorl.agents.ending import End, end_with, run_to_trajectory
 from prorl.agents.guest_broker import GuestWork
-from prorl.agents.program import environment, served, until_over
+from prorl.agents.program import environment, served, until_over, without_call
 from prorl.agents.sampler import Sampler
 from prorl.errors import BudgetError, RolloutError
 from prorl.types import FailureCode, Json, Message, StopReason, Trajectory
 from prorl.waits import wait_limit_s
 
-NO_CALL = "the guest made no model call that its endpoint takes"
 SHIPPED = Path(prorl.__file__).parent / "guests"
 """The folder that `{guests}` in an argv stands for."""
 END_S = wait_limit_s("guest.end")
@@ -83,7 +82,8 @@ async def _drive(context: AttemptContext, sampler: Sampler) -> End:
         sampler.record.messages.append(Message(role="grader", name="guest", content=output))
     if not sampler.record.turns:  # it has no tokens to store, whatever EVAL would make of it
         score = await context.env.score(context.task, reward.encode(), None, context.deadline)
-        return end_with(FailureCode.BAD_TASK, f"{NO_CALL}, and left a reward of {score.reward:g}")
+        text = f"the guest made no model call ({without_call(endpoint)})"
+        return end_with(FailureCode.BAD_TASK, f"{text}, and left a reward of {score.reward:g}")
     return End(StopReason.DONE, artifact=reward.encode())
 
 

@@ -42,7 +42,11 @@ MOST_S = 7 * 86400.0
 """The tool server's limit: the attempt's own comes first, and may stand still meanwhile."""
 OUTPUT_CHARS = 8000
 """The limit of its output, of which the end is kept."""
-NO_CALL = "the program made no model call that its endpoint takes"
+NO_CALL = "the program made no model call"
+PRINTED_CHARS = 500
+"""The limit of that in a failure's message."""
+NOT_FOUND = 127
+"""The exit status of a shell that does not find a program."""
 MAX_WORD_BYTES = 120_000
 """The limit of a word or a variable: Linux refuses a program with one of 131,072 (MAX_ARG_STRLEN),
 its name and NUL included, as `Argument list too long`.
@@ -82,7 +86,8 @@ class ProgramAgent:
             except BudgetError as error:
                 if endpoint.has_calls or endpoint.ended.done():
                     raise
-                return end_with(FailureCode.BAD_TASK, f"{NO_CALL}: {error.message}")
+                text = f"{NO_CALL} ({without_call(endpoint)}): {error.message}"
+                return end_with(FailureCode.BAD_TASK, text)
         return self._end(sampler.record, endpoint, done)
 
     def _end(self, record: AttemptRecord, endpoint: ModelEndpoint, done: ToolResult) -> End:
@@ -92,15 +97,34 @@ class ProgramAgent:
         nothing that its endpoint takes, would do so again: its user mends it. One that ends while
         its first call is under way may have been kept waiting by us, and is tried again.
         """
-        how = f"{self._name} ended with exit status {done.exit_code} after {done.duration_s:.1f} s"
-        text = f"{done.output[-OUTPUT_CHARS:].rstrip()}\n[{how}]".lstrip()
+        how = f"ended with exit status {done.exit_code} after {done.duration_s:.1f} s"
+        text = f"{done.output[-OUTPUT_CHARS:].rstrip()}\n[{self._name} {how}]".lstrip()
         record.messages.append(Message(role="tool", name=self._name, content=text))
         if record.turns:
             return End(StopReason.DONE)
-        output = done.output.strip()[-500:]
+        printed = f": {output}" if (output := _last_lines(done.output)) else ""
         if endpoint.has_calls:
-            return end_with(FailureCode.STAGE_ERROR, f"no reply to its calls: {how}: {output}")
-        return end_with(FailureCode.BAD_TASK, f"{NO_CALL}: {how}: {output}")
+            text = f"the program {how}, before the reply to its first call{printed}"
+            return end_with(FailureCode.STAGE_ERROR, text)
+        if done.exit_code == NOT_FOUND and (missing := _MISSING.search(done.output)):
+            text = f"the sandbox has no program {missing[1]!r}; {self._program.remedy()}"
+            return end_with(FailureCode.BAD_TASK, text)
+        text = f"{NO_CALL} ({without_call(endpoint)}): it {how}{printed}"
+        return end_with(FailureCode.BAD_TASK, text)
+
+
+def without_call(endpoint: ModelEndpoint) -> str:
+    """Returns why a program that ran made no model call, as far as its endpoint knows."""
+    if endpoint.refusal:
+        return f"the endpoint refused its requests, the last one with {endpoint.refusal}"
+    return "its endpoint received no request that asks the policy"
+
+
+def _last_lines(output: str) -> str:
+    """Returns the end of an output: whole lines, unless the last one is too long."""
+    text = output.strip()
+    start = text.find("\n", -PRINTED_CHARS) + 1 if len(text) > PRINTED_CHARS else 0
+    return text[start:] if start else text[-PRINTED_CHARS:]
 
 
 @asynccontextmanager
@@ -208,6 +232,10 @@ def command(program: Program, context: AttemptContext, base_url: str) -> tuple[l
     env |= {name: filled(text) for name, text in program.env.items()}
     exports = (f"{name}={text}" for name, text in env.items())
     return ["env", *exports, "bash", "-c", "".join(script), "-", *map(filled, words)], bytes(stdin)
+
+
+_MISSING = re.compile(r"exec: (.+): not found\s*$")
+"""What bash prints about the program that it should become."""
 
 
 def _placed(place: int, word: str) -> str:

@@ -56,6 +56,17 @@ class Program:
         wheels = "" if spec.wheels == HOST_WHEELS and of_pip else spec.wheels
         return replace(spec, requirements=(*spec.requirements, *self.requirements), wheels=wheels)
 
+    def remedy(self) -> str:
+        """Returns what to do about a sandbox that has no such program."""
+        names = [name.removeprefix("npm:") for name in self.requirements if name != _NODE]
+        if not names:
+            return "name its package in the task's data.requirements, or put it into its image"
+        install = "npm install -g" if f"npm:{names[0]}" in self.requirements else "pip install"
+        return (
+            "nothing is installed into a task's image: its Dockerfile must have"
+            f" `RUN {install} {' '.join(names)}`"
+        )
+
 
 _ADDRESSES = 1 << 40
 """Programs of Node and Bun die early with less than 64 GiB."""

@@ -108,7 +108,7 @@ NOTE = bash("echo mine > note")
 
 REFUSED = """
 import os, urllib.error, urllib.request
-for body in (b"[" * 100, b"{}"):
+for body in (b"{}", b"[" * 100):
     try:
         urllib.request.urlopen(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)
     except urllib.error.HTTPError as error:
@@ -122,7 +122,9 @@ for body in (b"[" * 100, b"{}"):
         (LOOP, [NOTE, "done"], "", "", b"mine\n"),
         (LOOP + "raise SystemExit(7)", [NOTE, "done"], "", "", b"mine\n"),
         ("print('no key'); raise SystemExit(7)", [], "bad_task", "no key", b""),
-        (REFUSED, [], "bad_task", "no model call that its endpoint takes: python3 ended", b""),
+        (REFUSED, [], "bad_task", "no model call (the endpoint refused its requests, the", b""),
+        (REFUSED, [], "bad_task", "400: the body is no JSON: ", b""),
+        (REFUSED, [], "bad_task", "): it ended with exit status 0 after ", b""),
         (LOOP + "input()\nwhile 1: pass", [NOTE, "done"], "", "", b"mine\n"),  # stdin is at its end
         (LOOP, [NOTE] * 9, "max_turns", "3 calls", b"mine\n"),
         (
@@ -146,10 +148,30 @@ async def test_its_end_is_the_attempts(
         assert "python3 ended with exit status" in trajectory.messages[-1].content
 
 
-async def test_a_missing_program_is_the_tasks_mistake(tmp_path: Path) -> None:
-    trajectory = await get_agent("command: nonesuch").run(attempt(tmp_path))
+@pytest.mark.parametrize(
+    ("name", "program", "remedy"),
+    [
+        ("command: nonesuch", "nonesuch", "in the task's data.requirements"),
+        ("command: bash -c 'exec nonesuch'", "nonesuch", "in the task's data.requirements"),
+        ("mini-swe-agent", "mini", "`RUN pip install mini-swe-agent==2.4.6 mcp`"),
+        ("pi", "pi", "`RUN npm install -g @earendil-works/pi-coding-agent@1.6.0`"),
+    ],
+)
+async def test_a_missing_program_is_named_with_what_installs_it(
+    tmp_path: Path, name: str, program: str, remedy: str
+) -> None:
+    trajectory = await get_agent(name).run(attempt(tmp_path))
     assert trajectory.failure.code is FailureCode.BAD_TASK
-    assert "nonesuch ended with exit status 127" in trajectory.failure.message
+    assert trajectory.failure.message.startswith(f"the sandbox has no program {program!r}; ")
+    assert remedy in trajectory.failure.message
+
+
+async def test_the_last_lines_of_what_it_printed_are_shown_whole(tmp_path: Path) -> None:
+    prints = "print('first ' * 50); print('second ' * 50); print('x' * 600 if LONG else 'last')"
+    for is_long, end in ((False, f"{'second ' * 50}\nlast"), (True, "x" * 500)):
+        script = prints.replace("LONG", str(is_long))
+        trajectory = await program(script).run(attempt(tmp_path))
+        assert re.search(rf" s: {end}$", trajectory.failure.message)
 
 
 async def test_time_that_ends_ends_it_and_what_it_did_counts(tmp_path: Path) -> None:

@@ -85,6 +85,8 @@ class ModelEndpoint:
         """The bytes of bodies that are being read and placed: at most twice `_most_bytes`."""
         self.first_call: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done with the first request."""
+        self.refusal = ""
+        """The answer to the last request that was refused: status and reason."""
 
     @property
     def ended(self) -> asyncio.Future[RolloutError]:
@@ -134,7 +136,7 @@ class ModelEndpoint:
         if not self.first_call.done():
             self.first_call.set_result(None)
         if self._key not in ("", sent_key(request)):
-            return failure(chat, 401, "authentication_error", "no key of this rollout")
+            return self._refuse(chat, 401, "authentication_error", "no key of this rollout")
         path = request.path.rstrip("/")
         count = next((count for end, count in COUNTS.items() if path.endswith(end)), None)
         end = count[0] if count else next((end for end in DIALECTS if path.endswith(end)), None)
@@ -144,7 +146,7 @@ class ModelEndpoint:
             return web.Response()
         if end is None or request.method != "POST":
             text = f"{request.method} {request.path:.100} is not served here; there are {_ROUTES}"
-            return failure(chat, 404, "not_found_error", text)
+            return self._refuse(chat, 404, "not_found_error", text)
         dialect = DIALECTS[end]
         try:
             async with self._incoming(request, end) as (conversation, digests):
@@ -152,9 +154,9 @@ class ModelEndpoint:
                     return web.json_response({count[1]: await self._tree.count(conversation)})
                 call = await self._tree.call(conversation, digests, lambda: _is_open(request))
         except RefusedError as error:
-            return failure(dialect, 400, "invalid_request_error", str(error))
+            return self._refuse(dialect, 400, "invalid_request_error", str(error))
         except BusyError as error:
-            return failure(dialect, 429, "rate_limit_error", str(error))
+            return self._refuse(dialect, 429, "rate_limit_error", str(error))
         except RolloutError as error:
             return failure(dialect, 503, "api_error", f"the rollout has ended: {error}")
         conversation = replace(
@@ -166,6 +168,10 @@ class ModelEndpoint:
             if request.transport is not None:
                 request.transport.abort()
             return web.Response()
+
+    def _refuse(self, dialect: Dialect, status: int, kind: str, text: str) -> web.Response:
+        self.refusal = f"{status}: {text}"
+        return failure(dialect, status, kind, text)
 
     @asynccontextmanager
     async def _incoming(self, request: web.BaseRequest, end: str) -> AsyncIterator[Incoming]:
