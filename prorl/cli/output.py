@@ -17,9 +17,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from datetime import datetime
 from io import StringIO
+from operator import add, sub
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import orjson
 
@@ -31,6 +32,9 @@ from prorl.types import Json
 _KEPT = frozenset("\n\t")
 _START = re.compile(r"(?: *\S.{0,28}? {2,}| +)(?=\S)")
 """The part before the text of a line: its indent, or its names in columns."""
+_WHOLE = re.compile(r"`[^`]{1,50}`|(?<=· )[^·`]{1,24}(?= ·|$)")
+"""A command, or one of several short figures: no line ends in it if it fits on the next."""
+_KEPT_SPACE = "\x1f"
 _MARKS = re.compile(
     r"^(?:  )?(?:(?P<bad>fail(?:ure)?(?=  )|error(?=: ))"
     r"|(?P<doubt>warn(?:ing)?(?= )|waiting(?=  )|CUT OFF)"
@@ -118,6 +122,9 @@ def broken(line: str, width: int, indent: int | None = None) -> str:
     >>> print(broken("  next      prorl sql r 'select count(*) from rollouts'", 40))
       next      prorl sql r 'select \\
                 count(*) from rollouts'
+    >>> print(broken("  seconds   queue 1.2/3.4 · init 0.1/0.2 · run 0.3/0.4", 50))
+      seconds   queue 1.2/3.4 · init 0.1/0.2 ·
+                run 0.3/0.4
     >>> print(broken("ok    disk      52 GiB free at /data", 30, 16))
     ok    disk      52 GiB free at
                     /data
@@ -129,6 +136,8 @@ def broken(line: str, width: int, indent: int | None = None) -> str:
         indent = len(start[0]) if start and len(start[0]) <= width // 2 else 0
     head, text = line[:indent], line[indent:]
     command = text.startswith("prorl ")
+    if not command:
+        text = _WHOLE.sub(lambda part: part[0].replace(" ", _KEPT_SPACE), text)
     parts = textwrap.wrap(
         text,
         max(8, width - indent - 2 * command),
@@ -138,7 +147,7 @@ def broken(line: str, width: int, indent: int | None = None) -> str:
     )
     return head + (" \\\n" if command else "\n").join(
         (" " * indent if place else "") + part for place, part in enumerate(parts)
-    )
+    ).replace(_KEPT_SPACE, " ")
 
 
 @contextmanager
@@ -242,12 +251,22 @@ def _draw(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str, 
         for at, name in enumerate(columns)
     ]
     console = Console()
-    widths = fitted_widths(natural, console.width - GAP * (len(columns) - 1))
+    room = console.width - GAP * (len(columns) - 1)
+    words = [
+        max(map(cell_len, " ".join([name, *(row[at].plain for row in lines)]).split()), default=1)
+        for at, name in enumerate(columns)
+    ]
+    if cut or sum(words) > room:
+        widths = fitted_widths(natural, room)
+    else:  # no word is broken
+        more = fitted_widths(list(map(sub, natural, words)), room - sum(words))
+        widths = list(map(add, words, more))
     grid = Table(
         title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False
     )
     for column, width in zip(columns, widths, strict=True):
-        grid.add_column(column, overflow="ellipsis" if cut else "fold", no_wrap=cut, width=width)
+        overflow: Literal["ellipsis", "fold"] = "ellipsis" if cut else "fold"
+        grid.add_column(column, overflow=overflow, no_wrap=cut, width=max(1, width))
     for row in lines:
         grid.add_row(*row)
     console.print(grid)
@@ -262,8 +281,7 @@ def fitted_widths(natural: Sequence[int], room: int) -> list[int]:
     """
     widths, places = list(natural), sorted(range(len(natural)), key=natural.__getitem__)
     for number, place in enumerate(places):
-        level = max(1, room // (len(places) - number))
-        widths[place] = min(natural[place], level)
+        widths[place] = max(0, min(natural[place], room // (len(places) - number)))
         room -= widths[place]
     return widths
 

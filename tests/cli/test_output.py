@@ -141,3 +141,12 @@ def test_an_example_of_a_help_is_whole_when_it_is_copied() -> None:
     copied = re.sub(r" *\\\n +", " ", WORDS.sub("", text))
     sets = "'arith:heldout?n=512,shop:heldout?n=512'"
     assert f"Example: prorl eval --tasks {sets} --policy toy --greedy\n" in copied
+
+
+def test_a_table_breaks_no_word_while_the_longest_of_each_column_fit() -> None:
+    names = ("name", "value", "unit", "min..max", "cpu s", "rival", "rival value", "ratio")
+    row = ("handoff_p50_ms.scored", 0.172, "ms", "0.112..24.9", 1.35, "bare fdatasync", 11.2, "0.1")
+    script = f"from prorl.cli.output import table; table({names}, [{row}])"
+    lines = WORDS.sub("", output_of("-c", script)).splitlines()
+    assert max(map(len, lines)) <= COLUMNS
+    assert set(" ".join(lines).split()) >= {"handoff_p50_ms.scored", "0.112..24.9", "fdatasync"}
