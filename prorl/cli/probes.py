@@ -156,7 +156,7 @@ def _sandboxes() -> Iterator[ProbeOutcome]:
         if item.works:
             row = kinds.CATALOGUE.get(item.kind)
             words = (
-                "auto takes it" if item.kind == best else "works",
+                "works, chosen by `auto`" if item.kind == best else "works",
                 row.summary if row else "a user's",
                 f"not enforced: {', '.join(item.cannot)}" if item.cannot else "",
             )

@@ -131,10 +131,10 @@ def lines(summary: dict[str, Json]) -> Iterator[str]:
 
 
 def _reward(summary: dict[str, Json]) -> str:
-    mean, masked = summary["mean_reward"], summary["rollouts"] - summary["valid"]
+    mean, unscored = summary["mean_reward"], summary["rollouts"] - summary["valid"]
     words = ["-" if mean is None else f"mean {mean:.3f}"]
     words.append(f"rewarded {summary['rewarded']:,} of {summary['valid']:,} valid")
-    return " · ".join([*words, f"masked {masked:,}"] if masked else words)
+    return " · ".join([*words, f"{unscored:,} without a valid score"] if unscored else words)
 
 
 def _endpoint_words(summary: dict[str, Json]) -> str:

@@ -170,7 +170,7 @@ def _attempt(attempt: dict[str, Any]) -> Iterator[str]:
     where = " · ".join(filter(None, map(clean, places)))
     sampled = pluralize(attempt["num_sampled"], "token")
     yield (
-        f"attempt {attempt['attempt']} ended in {attempt['stage'] or '-'} after"
+        f"attempt {attempt['attempt']} ended in {attempt['stage'].upper() or '-'} after"
         f" {attempt['seconds']:.2f} s, {sampled} sampled · {where}"
     )
     reason = f"{attempt['failure_class']}/{attempt['failure_code']}"

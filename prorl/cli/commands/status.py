@@ -118,7 +118,7 @@ def _show(
     if runs := (*answer["runs"], *answer["ended_runs"]):
         table(("run", "state", "rollouts", "reward", "reused"), map(_run_row, runs))
     if not answer["runs"]:
-        say("no run is open: `prorl run` or a trainer's create_run makes one")
+        say("no run is open: a trainer's create_run makes one; `prorl run` needs a root of its own")
     for line in (*(speeds(before[0], answer, before[1]) if before else ()), *remarks(answer)):
         say(line)
     if before:

@@ -40,7 +40,7 @@ class Entry(NamedTuple):
 CATALOGUE: Mapping[str, Entry] = {
     "pyns": Entry(
         "prorl.sandbox.kinds.pyns:KIND",
-        "namespaces from Python alone: no package, least work; runs images",
+        "Linux namespaces by Python alone: needs no package, least overhead; runs images",
     ),
     "apptainer": Entry(
         "prorl.sandbox.kinds.apptainer:KIND", "Apptainer or Singularity, rootless; runs images"
