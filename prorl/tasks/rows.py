@@ -11,6 +11,7 @@ import datetime
 import gzip
 import os
 import re
+import shlex
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,11 @@ _UTF8_MARK = b"\xef\xbb\xbf"
 _BATCH_ROWS = 256
 _HEAD = 4096
 MEND_LINE = "mend or remove the line, or leave such lines out: --skip-invalid"
+CSV_TO_JSON = (
+    'python3 -c "import csv, json, sys;'
+    ' [print(json.dumps(row)) for row in csv.DictReader(sys.stdin)]" < {} > {}'
+)
+_CSV_HEADER = re.compile(rb"[\w .\"-]+([,;\t][\w .\"-]+)+")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json")
 
@@ -158,7 +164,9 @@ def _json(path: Path) -> Iterator[Placed]:
                 if len(line) > MAX_LINE:
                     problem = f"more than {MAX_LINE >> 20} MiB without an end of line"
                     raise TaskError(f"{place}: {problem}", "one JSON object a line")
-                line = line.removeprefix(_UTF8_MARK) if number == 1 else line
+                if number == 1:
+                    line = line.removeprefix(_UTF8_MARK)
+                    _refuse_csv(path, line)
                 if line.strip():
                     yield Placed(place, _line(line))
     except (EOFError, zlib.error, gzip.BadGzipFile) as cause:
@@ -167,6 +175,17 @@ def _json(path: Path) -> Iterator[Placed]:
         ) from cause
     except OSError as cause:
         raise TaskError(f"cannot read {path}: {cause.strerror}", "a readable file") from cause
+
+
+def _refuse_csv(path: Path, line: bytes) -> None:
+    """Raises TaskError for the header of a CSV file: its rows are not bad lines to be left out."""
+    if _CSV_HEADER.fullmatch(line.strip()):
+        raise TaskError(
+            f"{path} looks like CSV: its first line is {line.strip()[:60].decode()!r}",
+            "JSON Lines, a JSON list or Parquet",
+            "convert it: "
+            + CSV_TO_JSON.format(shlex.quote(str(path)), shlex.quote(f"{path}.jsonl")),
+        )
 
 
 def _list(path: Path, file: Any) -> list[Placed] | None:

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import pickle
+import subprocess
 import tracemalloc
 import zlib
 from collections.abc import Mapping
@@ -599,6 +600,16 @@ def test_a_bad_row_is_named_with_its_place(
     assert f"{path}, line {line}: " in str(caught.value)
     assert expected in str(caught.value)
     assert "expected" in str(caught.value)
+
+
+def test_a_csv_file_is_named_with_the_command_that_converts_it(tmp_path: Path) -> None:
+    path = tmp_path / "g.csv"
+    path.write_text('question,answer\n"What is 1, plus 1?",#### 2\n')
+    with pytest.raises(TaskError, match="looks like CSV") as caught:
+        read_tasks(path, skip_invalid=True)
+    command = str(caught.value).partition("convert it: ")[2]
+    subprocess.run(command, shell=True, check=True)
+    assert [task.data["answer"] for task in load_tasks(tmp_path / "g.csv.jsonl")] == ["2"]
 
 
 def test_a_limit_bounds_what_is_read(tmp_path: Path) -> None:
