@@ -168,6 +168,10 @@ def _from_place(group: str, name: str, error: type[UserError]) -> Any:
         target: Any = _import_file(Path(place)) if place.endswith(".py") else import_module(place)
         is_users(target.__name__)
         for part in attribute.split("."):
+            if not hasattr(target, part):
+                near = difflib.get_close_matches(part, dir(target), n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise AttributeError(f"{place} has no attribute {part!r}{hint}")
             target = getattr(target, part)
         return target
 

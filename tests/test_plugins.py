@@ -143,8 +143,9 @@ def test_a_place_is_a_name_and_a_file_may_import_its_neighbours(tmp_path: Path) 
         ("nowhere.py:Mine", r"env '.*nowhere.py:Mine' cannot be imported: FileNotFoundError"),
         (
             "mine.py:Other",
-            r"cannot be imported: AttributeError: .* no attribute 'Other'; mend it there",
+            r"cannot be imported: AttributeError: .*mine.py has no attribute 'Other'; mend",
         ),
+        ("mine.py:Mini", r"mine.py has no attribute 'Mini'; did you mean 'Mine'\?"),
         ("broken.py:Mine", r"cannot be imported: ZeroDivisionError"),
         ("plain.py:Mine", r"has no check, .*derive it from prorl.envs.base.BaseEnv"),
         ("asks.py:Mine", r"cannot be made: TypeError: .*; mend it there"),
