@@ -1,5 +1,8 @@
 """`Attempt`: what an agent of yours drives one rollout with.
 
+    from prorl.agents.attempt import Attempt
+    from prorl.types import Message
+
     class Careful:
         async def run(self, attempt: Attempt) -> str | None:
             reply = await attempt.sample(attempt.messages)
