@@ -104,3 +104,4 @@ def _lines(order: ReplayOrder, location: str, token: str) -> Iterator[str]:
     yield f"replay   {order.run_id}: {pluralize(order.delivered, 'group')} at {location}"
     stream = f"token={token!r}).stream({order.run_id!r})"
     yield f"connect  prorl.connect({location!r}, {stream}"
+    yield "stop     Ctrl-C; until then any number of trainers may read it"
