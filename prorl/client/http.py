@@ -61,7 +61,9 @@ class RootAddress:
         except ConfigError as error:
             raise UnavailableError(str(error)) from None
         if not values["http_port"]:
-            raise UnavailableError(f"the service of {self._path} does not listen yet")
+            raise UnavailableError(
+                f"the service of {self._path} does not listen yet: it takes some seconds to start"
+            )
         host = str(values["host"])
         url = f"http://{f'[{host}]' if ':' in host else host}:{values['http_port']}"
         return Address(url, self._token or str(values.get("token", "")))
