@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from prorl.cli.app import dispatch
+from prorl.cli.commands import check as check_command
 
 ENV = """
 from prorl.envs.base import BaseEnv, Solution, tool
@@ -101,6 +102,22 @@ def test_what_is_wrong_with_an_env_is_its_own_words_and_line(
     output = capsys.readouterr().out
     assert expected in " ".join(output.split())
     assert status == (0 if "reference right" in expected else 1)
+
+
+def test_a_slow_grader_is_named_while_the_check_waits(
+    tmp_path: Path,
+    sandbox_kind: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(check_command, "PROGRESS_S", 0.5)
+    slow = ENV.replace("    return float", "    time.sleep(2)\n    return float")
+    (tmp_path / "slow.py").write_text("import time\n" + slow.replace("TOOL", "look_up"))
+    row = {"task_id": "norway", "env": f"{tmp_path}/slow.py:Capitals", "prompt": "?"}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(row | {"data": {"answer": "Oslo"}}))
+    dispatch(["check", str(tmp_path / "tasks.jsonl"), "--sandbox", sandbox_kind])
+    reported = capsys.readouterr().err
+    assert "norway: playing and grading the reference solution has taken 1 s" in reported
 
 
 BEST_IS_FIVE = ENV.replace("float(", "5.0 * (").replace("TOOL", "look_up")

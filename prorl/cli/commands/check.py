@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -35,6 +36,14 @@ LIMITS = RolloutLimits(
 
 PROGRESS_S = 10.0
 """Between two lines about how far a check has come."""
+
+
+class CheckStep(NamedTuple):
+    """One thing that is done to one task."""
+
+    began: float
+    task_id: str
+    work: str
 
 
 class TaskCheck(NamedTuple):
@@ -127,15 +136,21 @@ async def _check_all(tasks: Sequence[Task], kind: str) -> list[TaskCheck]:
         boxes, room = boxes_of(host), asyncio.Semaphore(os.cpu_count() or 1)
 
         findings: dict[int, TaskCheck] = {}
+        steps: dict[int, CheckStep] = {}
 
         async def check_task(place: int, task: Task) -> None:
             async with room:
-                findings[place] = await _check_task(find, task, boxes)
+                findings[place] = await _check_task(find, task, boxes, partial(enter, place, task))
+                del steps[place]
+
+        def enter(place: int, task: Task, work: str) -> None:
+            steps[place] = CheckStep(time.monotonic(), task.task_id, work)
 
         async def report_progress() -> None:
             while True:
                 await asyncio.sleep(PROGRESS_S)
-                note(f"checking: {len(findings)} of {pluralize(len(tasks), 'task')} done")
+                done = f"checking: {len(findings)} of {pluralize(len(tasks), 'task')} done"
+                note(clean("; ".join([done, *_slowest(steps.values())])))
 
         progress = asyncio.create_task(report_progress())
         try:
@@ -171,23 +186,38 @@ def boxes_of(host: SandboxHost) -> Boxes:
     return box
 
 
-async def _check_task(find: GetEnv, task: Task, boxes: Boxes) -> TaskCheck:
-    """Never raises for what is wrong with the task, or with the code of a user's env."""
+def _slowest(steps: Iterable[CheckStep]) -> Iterator[str]:
+    """Yields the words for the step that has taken longest, where it takes long."""
+    step = min(steps, default=None)
+    if step and (seconds := time.monotonic() - step.began) > PROGRESS_S:
+        limit = f"at most {LIMITS.eval_s / 60:.0f} minutes for the grader"
+        yield f"{step.task_id}: {step.work} has taken {seconds:.0f} s ({limit}; Ctrl-C ends it)"
+
+
+async def _check_task(
+    find: GetEnv, task: Task, boxes: Boxes, enter: Callable[[str], None]
+) -> TaskCheck:
+    """Never raises for what is wrong with the task, or with the code of a user's env. `enter`
+    hears what begins.
+    """
+    plays = []
     try:
+        enter("opening its env")
         env = await open_env(find, task, LIMITS.init_s)
         await verify(env, task, boxes=boxes, limit_s=2 * LIMITS.eval_s)
-        plays = "oracle" if await _has_reference(env, task) else "noop"
-        first, again, useless = [
-            await play(env, task, scripted(policy, env), boxes=boxes, limits=LIMITS)
-            for policy in (plays, plays, "noop")
-        ]
+        policy = "oracle" if await _has_reference(env, task) else "noop"
+        for name in (policy, policy, "noop"):
+            solution = "the reference solution" if name == "oracle" else "a useless answer"
+            enter(f"playing and grading {solution}")
+            plays.append(await play(env, task, scripted(name, env), boxes=boxes, limits=LIMITS))
+        first, again, useless = plays
         refused = _refused_calls(env.tools(task), first.trajectory.messages)
     except (UserError, RolloutError) as error:
         return TaskCheck(task.task_id, problem=" ".join(str(error).split()))
     problem = "; ".join(refused)
-    problem = problem or _reference_problem(env, first.score, again.score, plays)
+    problem = problem or _reference_problem(env, first.score, again.score, policy)
     problem = problem or _useless_problem(env, useless.score)
-    rewards = (first.reward, again.reward) if plays == "oracle" else ()
+    rewards = (first.reward, again.reward) if policy == "oracle" else ()
     return TaskCheck(task.task_id, rewards, useless.reward, " ".join(problem.split()))
 
 
