@@ -18,6 +18,7 @@ cursor, or that two processes may share one consumer name.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -40,7 +41,7 @@ from prorl.client.fetch import Fetched, FlightSource
 from prorl.client.http import WAIT_S, Http, RootAddress
 from prorl.client.packed import PackedBatch, regroup
 from prorl.client.ranks import RankShare, check_rank, share
-from prorl.errors import ConfigError, UnavailableError, UserError
+from prorl.errors import ConfigError, NotFoundError, UnavailableError, UserError
 from prorl.flight.ticket import Cursor, Ticket
 from prorl.net.join import Join
 from prorl.net.tls import Credentials
@@ -525,7 +526,9 @@ class Client:
                 num_groups += batch.num_groups
                 yield batch
             if fetched.end:
-                if not num_groups and not ticket.cursor:
+                if stale := self._stale_words(ticket.run):
+                    log.warning("run %s %s", ticket.run, stale)
+                elif not num_groups and not ticket.cursor:
                     log.warning("run %s %s", ticket.run, _why_nothing(fetched.cursor, ticket))
                 return
             if fetched.stalled != stalled:
@@ -534,6 +537,20 @@ class Client:
                     "run %s %s", ticket.run, f"has no rows yet: {stalled}" if stalled else "moves"
                 )
             ticket = replace(ticket, cursor=fetched.cursor)
+
+    def _stale_words(self, run: str) -> str:
+        """Returns how many kept groups of an ended run nobody gets; empty if there are none."""
+        if self._http_or_none is None:
+            return ""
+        with contextlib.suppress(NotFoundError, UnavailableError):
+            snapshot = self.run(run)
+            if num_stale := snapshot["groups"].get("stale", 0):
+                groups = pluralize(num_stale, "kept group was", "kept groups were")
+                return (
+                    f"has ended, and {groups} not handed out: weights were published meanwhile, and"
+                    f" max_staleness is {snapshot['config']['max_staleness']}"
+                )
+        return ""
 
     def _fetch(self, ticket: Ticket) -> Fetched:
         return self._flight(ticket.run).fetch(ticket)

@@ -139,6 +139,29 @@ class _CollectingHandler(logging.Handler):
         self.messages.append(record.getMessage())
 
 
+async def test_a_trainer_hears_how_many_kept_groups_were_too_stale(
+    config: ServiceConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (weights := tmp_path / "weights").mkdir()
+    settings = {"delivery": "stream", "max_staleness": 0}
+    async with service(config, Stop()) as running:
+        client = client_of(running)
+        await asyncio.to_thread(client.create_run, run_id="r", **settings)
+        await asyncio.to_thread(client.submit, "r", _tasks(3), 2, key="k", last=True)
+        batches = client.stream("r", groups_per_batch=1)
+        first = await asyncio.to_thread(next, batches)
+        while (await asyncio.to_thread(client.run, "r"))["state"] == "open":
+            await asyncio.sleep(0.1)
+        await asyncio.to_thread(client.publish, "r", 1, weights)
+        rest = await asyncio.to_thread(list, batches)
+        client.close()
+    assert (first.num_groups, rest) == (1, [])
+    assert caplog.messages[-1] == (
+        "run r has ended, and 2 kept groups were not handed out: weights were published meanwhile,"
+        " and max_staleness is 0"
+    )
+
+
 @pytest.mark.slow
 async def test_a_trainer_hears_within_half_a_minute_why_nothing_comes(
     config: ServiceConfig,
