@@ -57,6 +57,8 @@ TIMINGS = " union all ".join(
     for name in ("queue", "init", "run", "llm", "tool", "eval")
 )
 
+STALE = "select count(*) as n from groups where event = 'stale'"
+
 DECISIONS = (
     "select kept, reason, count(*) as n from groups where event = 'decided' group by all order by n"
     " desc"
@@ -68,8 +70,10 @@ def summarise(directory: str | Path) -> dict[str, Json]:
     from prorl.storage.read.catalog import StoredRun
 
     stored = StoredRun(directory)
-    tables = stored.answers(TOTALS, STATES, FAILURES, RETRIED, TIMINGS, DECISIONS)
-    (totals,), states, failures, retried, timings, decisions = (t.to_pylist() for t in tables)
+    tables = stored.answers(TOTALS, STATES, FAILURES, RETRIED, TIMINGS, DECISIONS, STALE)
+    (totals,), states, failures, retried, timings, decisions, (stale,) = (
+        table.to_pylist() for table in tables
+    )
     return {
         "run": stored.run_id,
         "directory": str(directory),
@@ -79,6 +83,7 @@ def summarise(directory: str | Path) -> dict[str, Json]:
         "retried": retried,
         "timings": {row.pop("stage"): row for row in timings},
         "groups_decided": decisions,
+        "stale_groups": stale["n"],
         "bytes": sum(file.bytes for commit in stored.commits for file in commit.files),
     }
 
@@ -116,7 +121,7 @@ def lines(summary: dict[str, Json]) -> Iterator[str]:
     ):
         if many:
             yield f"  CUT OFF   {many:,} of {rollouts}: raise {settings}"
-    yield f"  groups    {' · '.join(map(_decided, summary['groups_decided'])) or 'none decided'}"
+    yield f"  groups    {' · '.join(_decided(summary)) or 'none decided'}"
     yield f"  tokens    {_tokens(summary, elapsed_s)}"
     if summary["continued_calls"] + summary["rendered_calls"]:
         yield f"  endpoint  {_endpoint_words(summary)}"
@@ -151,8 +156,11 @@ def _endpoint_words(summary: dict[str, Json]) -> str:
     return " · ".join([*words, *(f"{name} {n:,}" for name, n in named.items() if n)])
 
 
-def _decided(row: dict[str, Json]) -> str:
-    return f"{'kept' if row['kept'] else 'dropped'} {row['n']:,} ({row['reason']})"
+def _decided(summary: dict[str, Json]) -> Iterator[str]:
+    for row in summary["groups_decided"]:
+        yield f"{'kept' if row['kept'] else 'dropped'} {row['n']:,} ({row['reason']})"
+    if stale := summary["stale_groups"]:
+        yield f"{stale:,} of the kept too stale to be handed out"
 
 
 def _tokens(summary: dict[str, Json], elapsed_s: float | None) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 import prorl
+from prorl.cli.summary import lines, summarise
 from prorl.client import Client
 from prorl.config import ServiceConfig
 from prorl.deploy.running import Stop, client_of, service
@@ -156,6 +157,8 @@ async def test_a_trainer_hears_how_many_kept_groups_were_too_stale(
         rest = await asyncio.to_thread(list, batches)
         client.close()
     assert (first.num_groups, rest) == (1, [])
+    groups = next(line for line in lines(summarise(config.root / "r")) if "groups  " in line)
+    assert groups.endswith("kept 3 (unfiltered) · 2 of the kept too stale to be handed out")
     assert caplog.messages[-1] == (
         "run r has ended, and 2 kept groups were not handed out: weights were published meanwhile,"
         " and max_staleness is 0"
