@@ -200,7 +200,7 @@ export async function runPage({ run, signal }) {
   const tile = (value, what, where) => h(where === undefined ? "div" : "a",
     { class: "tile", href: where === undefined ? null : to(where) }, h("b", {}, value),
     h("span", {}, what));
-  const grid = h("div", { class: "grid packed" });
+  const place = h("div", {});
   const element = h("div", { class: "width" },
     h("div", { class: "top" }, h("h1", {}, found.run),
       h("span", { class: "quiet", title: found.policy.join(", ") }, [
@@ -221,8 +221,8 @@ export async function runPage({ run, signal }) {
         t.continued_calls ? t.retokenization_mismatches / t.continued_calls : 0)} would differ if rendered again`) : null,
       tile(t.seconds > 0 ? big(t.sampled / t.seconds) : "–", "sampled tokens/s"),
       tile(versions(t), t.last_version > t.first_version ? "policy versions" : "policy version")),
-    grid);
-  fillFigures(run, found.figures, grid, signal);
+    place);
+  fillFigures(run, found.figures, place, signal);
   return { element };
 }
 
@@ -236,16 +236,19 @@ const PACKER = new ResizeObserver((entries) => entries.forEach(({ target }) => {
 const GAP = 14;
 
 // A card for what is worth a chart; single values stand together above the cards of their part.
-async function fillFigures(run, figures, grid, signal) {
+async function fillFigures(run, figures, place, signal) {
   const names = inOrder(figures);
   const cards = names.map(({ title }) => card(title, h("p", { class: "quiet plot" }, "…")));
   const singles = new Map(names.map(({ part }) => [part,
     h("div", { class: "tiles wide", hidden: true })]));
   const heads = new Map([...singles.keys()].map((part) => [part,
-    h("h2", { class: "section wide" }, part)]));
-  grid.append(...names.flatMap(({ part }, i) => part === names[i - 1]?.part ? [cards[i]]
-    : [heads.get(part), singles.get(part), cards[i]]));
-  [...grid.children].forEach((child) => PACKER.observe(child));
+    h("h2", { class: "section" }, part)]));
+  for (const [part, head] of heads) {
+    const grid = h("div", { class: "grid packed" }, singles.get(part),
+      cards.filter((_, i) => names[i].part === part));
+    [...grid.children].forEach((child) => PACKER.observe(child));
+    place.append(head, grid);
+  }
   const empty = [];
   const fill = async ({ name, title, part }, i) => {
     const asked = await get(`${runPath(run)}/figures/${name}`, {}, signal)
@@ -275,9 +278,8 @@ async function fillFigures(run, figures, grid, signal) {
       && !names.some((each, i) => each.part === part && cards[i].isConnected);
   }
   if (!empty.length) return;
-  grid.append(h("details", { class: "more wide", open: empty.length < 8 },
+  place.append(h("details", { class: "more", open: empty.length < 8 },
     h("summary", {}, `Nothing is stored for ${num(empty.length)} more`), empty.join(" · ")));
-  PACKER.observe(grid.lastChild);
 }
 
 // Within a part tall pictures stand before short lists, so that no row of cards has holes.
@@ -560,7 +562,9 @@ export async function tasksPage({ run, asked, signal }) {
           (row.change > 0 ? "+" : "") + num(row.change * 100)))] : null,
       h("td", { class: "n roomy" }, num(row.turns)),
       h("td", { class: "n roomy" }, seconds(row.run_s)))))))
-      : h("p", { class: "empty" }, "No task of this run belongs here.")) };
+      : h("p", { class: "empty" }, ["flipped", "better", "worse"].includes(view)
+        ? "No task of this run: only one with rollouts in both halves of the run can have changed."
+        : "No task of this run belongs here.")) };
 }
 
 // ---- SQL
@@ -573,9 +577,15 @@ const EXAMPLES = [
     + "group by all order by reward limit 50"],
   ["what failed, and where", "select failure_code, stage, node, server, count(*) as attempts,"
     + " any_value(failure_message) as example\nfrom attempts\ngroup by all order by attempts desc"],
-  ["tools that were called", "select name, count(*) as calls, count(distinct rollout_id) as"
-    + " rollouts,\n    any_value(arguments) as example\nfrom tool_calls group by all order by calls"
-    + " desc"],
+  ["tools, and how often they failed", "select name, count(*) as calls,\n    avg((error <> '' or timed_out"
+    + " or coalesce(exit_code, 0) <> 0)::int) as failed_share,\n    count(distinct rollout_id) as"
+    + " rollouts, any_value(arguments) as example\nfrom tool_calls group by all order by calls desc"],
+  ["tokens by turn", "select turn, count(*) as calls, avg(completion_tokens) as sampled,\n"
+    + "    avg(prompt_tokens) as prompt, avg(llm_s) as model_s, avg(tool_s) as tools_s\nfrom turns"
+    + " group by all order by turn"],
+  ["equal answers", "select task_id, count(*) as rollouts, avg(reward) as reward,\n"
+    + "    any_value(rollout_id) as rollout_id\nfrom rollouts where artifact_digest <> ''\n"
+    + "group by task_id, artifact_digest having count(*) > 1 order by rollouts desc limit 50"],
   ["tokens and turns by reward", "select reward > 0 as rewarded, avg(num_turns) as turns,"
     + " avg(num_sampled) as sampled,\n    quantile_cont(run_s, 0.95) as p95_s\nfrom rollouts where"
     + " valid\ngroup by all"],
