@@ -184,9 +184,13 @@ async def follow(
 ) -> None:
     """Watch a run until it is finished; a gateway that is being restarted is waited for."""
     progress, is_noted, stalled, began_s = ProgressDisplay(quiet=quiet), False, "", time.monotonic()
+    num_restarts = running.restarts
     try:
         while True:
             answer = await asyncio.to_thread(client.run, run)
+            for death in running.deaths_since(num_restarts):
+                note(f"{death}: started again; its rollouts go on or begin anew")
+            num_restarts = running.restarts
             running.note_commits(int(answer["commits"]))
             progress.update(answer, total, more(answer))
             finished = answer["state"] != "open"

@@ -199,6 +199,11 @@ class Supervisor:
         """
         self._commits = max(self._commits, total)
 
+    def deaths_since(self, restarts: int) -> list[str]:
+        """Returns the deaths after the first `restarts` of the service, with how each ended."""
+        num_new = self.restarts - restarts
+        return list(self.deaths)[-num_new:] if num_new else []
+
     async def failed(self) -> None:
         """Wait until the service cannot go on; UnavailableError with the child's last words."""
         assert self._failed is not None

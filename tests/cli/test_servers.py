@@ -69,7 +69,9 @@ class Stalled:
 async def test_a_stalled_run_says_so_even_without_progress_display(
     capsys: pytest.CaptureFixture[str], quiet: bool
 ) -> None:
-    running: Any = SimpleNamespace(note_commits=lambda total: None)
+    running: Any = SimpleNamespace(
+        restarts=0, note_commits=lambda total: None, deaths_since=lambda restarts: []
+    )
     client: Any = Stalled()
     await follow(client, running, "r", 1, quiet=quiet)
     lines = capsys.readouterr().err.splitlines()

@@ -187,16 +187,19 @@ def test_the_commands_of_crash_safety_and_inspection_work(
     assert run[-3:] == ["--limit", "400", "&"]
     argv = [sys.executable, "-m", "prorl.cli", *run[1:-2], "100"]
     argv += ["--set", f"service.sandbox.kind={sandbox_kind}"]
-    with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             wait_until(lambda: (tmp_path / "prorl-runs" / "service.json").exists())
             with prorl.connect(tmp_path / "prorl-runs", retry_s=60) as service:
                 killed = [_kill(service, role) for role in ("run", "store", "gateway")]
-            output = process.communicate()[0]
+            output, notes = process.communicate()
         finally:
             process.kill()
     assert len(set(killed)) == 3
-    assert process.returncode == 0, output
+    assert process.returncode == 0, output + notes
+    restart = "service was killed by SIGKILL: started again; its rollouts go on or begin anew\n"
+    assert notes.count(restart) == 3, notes
     assert "are right" in _output(tmp_path, "prorl.cli", *verify[1:])
     count = "select count(*) as n, count(distinct rollout_id) as m from rollouts"
     counted = _output(tmp_path, "prorl.cli", "sql", verify[2], count)

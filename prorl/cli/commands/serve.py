@@ -159,10 +159,9 @@ async def _watch(running: Supervisor, trackers: RunTrackers) -> None:
     http, trouble, reported = http_of(running), "", set[str]()
     num_restarts, began_at = running.restarts, time.time()
     while True:
-        if num_new := running.restarts - num_restarts:
-            num_restarts = running.restarts
-            for death in list(running.deaths)[-num_new:]:
-                say(f"restart  {death}: started again; its rollouts go on or begin anew")
+        for death in running.deaths_since(num_restarts):
+            say(f"restart  {death}: started again; its rollouts go on or begin anew")
+        num_restarts = running.restarts
         if running.trouble != trouble:
             trouble = running.trouble
             say(f"waiting  {trouble}" if trouble else "the disk takes writes again")
