@@ -84,7 +84,9 @@ def _open(path: Path) -> bytes:
             else []
         )
         raise TaskError(
-            f"no file {path}", "a task file", f"beside it: {', '.join(near)}" if near else ""
+            f"no file {path}",
+            "a task file, or a folder of Harbor tasks",
+            f"beside it: {', '.join(near)}" if near else "",
         ) from cause
     except OSError as cause:
         raise TaskError(f"cannot read {path}: {cause.strerror}", "a readable file") from cause
