@@ -128,9 +128,17 @@ async def _follow(plan: JobPlan, running: Supervisor, trackers: RunTrackers, qui
     trackers.follow(plan.run.run_id, plan.run.track)
     for line in () if quiet else plan.about:
         note(line)
-    submitting = asyncio.ensure_future(_submit_when_built(client, plan, quiet))
+    unbuilt = set[Path]()
+    submitting = asyncio.ensure_future(_submit_when_built(client, plan, quiet, unbuilt))
     following = asyncio.ensure_future(
-        follow(client, running, plan.run.run_id, plan.num_rollouts, quiet=quiet)
+        follow(
+            client,
+            running,
+            plan.run.run_id,
+            plan.num_rollouts,
+            quiet=quiet,
+            more=lambda run: [f"images to build {len(unbuilt):,}"] if unbuilt else (),
+        )
     )
     try:
         await submitting
@@ -186,8 +194,11 @@ def hashes(files: Iterable[Path]) -> dict[str, str]:
     }
 
 
-async def _submit_when_built(client: Client, plan: JobPlan, quiet: bool) -> None:
-    """Submit the tasks whose images are there, then the others as their images are built.
+async def _submit_when_built(
+    client: Client, plan: JobPlan, quiet: bool, unbuilt: set[Path]
+) -> None:
+    """Submit the tasks whose images are there, then the others as their images are built. `unbuilt`
+    has the folders of those images until then.
 
     A task whose image cannot be built is submitted, too: it fails with the reason, which the
     registry keeps for a while. A dataset of several epochs is submitted whole.
@@ -195,11 +206,13 @@ async def _submit_when_built(client: Client, plan: JobPlan, quiet: bool) -> None
     root, build = plan.service.sandbox.images or default_root(), plan.service.sandbox.build
     recipes = recipes_of(plan.tasks)
     lacking = await asyncio.to_thread(missing, recipes, root, build) if recipes else {}
+    unbuilt.update(lacking)
     waiting = {i: lacking.keys() & set(folders_of(task)) for i, task in enumerate(plan.tasks)}
     ready: asyncio.Queue[int] = asyncio.Queue(len(plan.tasks))
     number = count(1)
 
     def ended(built: Built) -> None:
+        unbuilt.discard(built.folder)
         if not quiet:
             note(f"image {next(number)} of {len(lacking)}: {built.about}")
         for i, folders in waiting.items():

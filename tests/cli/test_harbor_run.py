@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from prorl.cli import progress
 from prorl.cli.app import dispatch
 from prorl.cli.job import JobPlan
 from prorl.cli.run_job import run_plan
@@ -97,9 +98,12 @@ def test_tasks_run_once_their_images_are_built_and_a_failed_build_is_the_tasks_f
             "service": {"workers": 0, "sandbox": {"kind": "pyns", "images": str(images)}},
         }
         root = tmp_path / "root"
+        monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
         asyncio.run(run_plan(JobPlan.make(None, flags, [], root=root)))
         stderr = capsys.readouterr().err
         assert "to build: 2 of 2 images" in stderr
+        assert " · images to build 2 · " in stderr
+        assert "images to build" not in stderr.splitlines()[-1]
         assert stderr.count("works/environment: built in") == 1
         rows = query(
             root / "r",
