@@ -158,9 +158,9 @@ export function say(text) {
   say.timer = setTimeout(() => (place.textContent = ""), 4000);
 }
 
-export async function copy(text) {
+export async function copy(text, what = "Link") {
   await navigator.clipboard.writeText(text);
-  say("Link copied");
+  say(`${what} copied`);
 }
 
 // Resolves when what stands on the page is drawn, so that slower parts do not hold it up.

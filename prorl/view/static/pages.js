@@ -208,7 +208,9 @@ export async function runPage({ run, signal }) {
         found.policy.map(named).join(", "), bytes(found.bytes)].filter(Boolean).join(" · "))),
     damage(found.damaged),
     h("div", { class: "tiles" },
-      tile(num(t.reward), "mean reward", "valid"),
+      tile(num(t.reward), t.reward_error === null ? "mean reward"
+        : ["mean reward ", h("span", { class: "nowrap", title: "standard error over the means of tasks" },
+          `± ${num(t.reward_error, 2)}`)], "valid"),
       tile(num(t.rollouts), noun(t.rollouts, "rollout"), ""),
       tile(percent(t.valid ? t.rewarded / t.valid : null), "rewarded, of the valid",
         "valid and reward > 0"),

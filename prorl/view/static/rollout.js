@@ -1,7 +1,7 @@
 // One rollout: what was said and done, its exact tokens, its siblings, the raw row.
 
 import {
-  damage, get, h, link, num, pluralize, post, runPath, say, seconds, short, trouble, when,
+  copy, damage, get, h, link, num, pluralize, post, runPath, say, seconds, short, trouble, when,
 } from "./dom.js";
 import { finder } from "./find.js";
 import { statusChip, verdictChip, verdictGlyph } from "./pages.js";
@@ -220,10 +220,19 @@ function messages(found, { asked, to, signal, bind }) {
     const open = foldings().some((each) => each.classList.contains("folded"));
     foldings().forEach((each) => each.unfold(open));
   } }, "Unfold or fold all") : null;
-  bar.append(...[fold].filter(Boolean));
+  const whole = h("button", { type: "button", title: "All messages as text", onclick: () =>
+    copy(asText(found), "Transcript").catch((error) => say(error.message)) }, "Copy transcript");
+  bar.append(...[fold, found.messages.length ? whole : null].filter(Boolean));
   search();
   return h("div", {}, timeline(found), bar, transcript);
 }
+
+const asText = ({ rollout, messages }) => [`rollout ${rollout.rollout_id} · task ${rollout.task_id} · `
+  + `reward ${num(rollout.reward)}`, ...messages.map((message) => [
+  `[${message.role}${message.name ? ` ${message.name}` : ""}]`, message.reasoning, message.content,
+  ...parsed(message.tool_calls).map((call) => (call.name
+    ? `${call.name}(${JSON.stringify(call.arguments)})` : call.text))].filter(Boolean).join("\n"))]
+  .join("\n\n");
 
 function transcriptOf(found, to) {
   const made = [...found.attempts.map((one) => attempt(one, !found.messages.length)),
