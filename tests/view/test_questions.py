@@ -1,7 +1,8 @@
-"""Ten questions of a person who debugs, each answered by clicks alone; how many, and how long."""
+"""Questions of a person who debugs, each answered by clicks alone; how many, and how long."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -147,6 +148,27 @@ def two_runs(a: Asker) -> None:
     a.sees("Side by side")
 
 
+def _example(a: Asker, name: str) -> None:
+    a.to("SQL")
+    a.click(a.page.get_by_role("link", name=name, exact=True))
+    a.page.get_by_text(re.compile(r"^\d+ rows? in")).wait_for(timeout=20_000)
+
+
+def tools_fail(a: Asker) -> None:
+    """How often do calls of each tool fail?"""
+    _example(a, "tools, and how often they failed")
+
+
+def tokens_by_turn(a: Asker) -> None:
+    """How many tokens does each turn take?"""
+    _example(a, "tokens by turn")
+
+
+def equal_answers(a: Asker) -> None:
+    """Which answers to a task are equal?"""
+    _example(a, "equal answers")
+
+
 QUESTIONS: tuple[Callable[[Asker], None], ...] = (
     reward_fell,
     tasks_flipped,
@@ -158,6 +180,9 @@ QUESTIONS: tuple[Callable[[Asker], None], ...] = (
     slowest,
     reward_is_wrong,
     two_runs,
+    tools_fail,
+    tokens_by_turn,
+    equal_answers,
 )
 
 
