@@ -43,8 +43,7 @@ def main() -> None:
     jobs = [
         {"timeout_multiplier": arguments.timeout_multiplier, **job}
         for row in rows
-        for job in jobs_of(row)
-        if (job["path"], job["agent"]) not in done
+        for job in jobs_of(row, done)
     ]
     expected = {
         (row["folder"], agent): row.get(key) for row in rows for agent, key in AGENTS.items()
@@ -64,15 +63,19 @@ def read_rows(path: Path) -> Iterator[Row]:
         yield from map(json.loads, path.read_text().splitlines())
 
 
-def jobs_of(row: Row) -> Iterator[Row]:
-    """The trials of a task that was built and played."""
+def jobs_of(row: Row, done: set[tuple[str, str]]) -> Iterator[Row]:
+    """The trials of a task that was built and played, but for those that are done: their images may
+    be removed already.
+    """
     folder = Path(row["folder"])
     if row.get("failure") or not row.get("noop"):
         return
-    images = {str(each): image_of(each) for each in (folder / "environment", folder / "tests")}
-    for agent, key in AGENTS.items():
-        if row[key]:
-            yield {"path": str(folder), "agent": agent, "images": images}
+    agents = [
+        agent for agent, key in AGENTS.items() if row[key] and (str(folder), agent) not in done
+    ]
+    if agents:
+        images = {str(each): image_of(each) for each in (folder / "environment", folder / "tests")}
+        yield from ({"path": str(folder), "agent": agent, "images": images} for agent in agents)
 
 
 def image_of(folder: Path) -> Row | None:

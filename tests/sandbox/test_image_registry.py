@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from prorl.errors import ConflictError, NotFoundError, UserError
-from prorl.sandbox.images.registry import Image, Registry, is_name, is_sif
+from prorl.sandbox.images.registry import LISTED, Image, Registry, is_name, is_sif
 from prorl.sandbox.images.tree import (
     add_mount_points,
     copy_tree,
@@ -50,7 +50,15 @@ def test_a_name_stands_for_a_folder(registry: Registry) -> None:
 
 def test_an_unknown_name_is_refused_with_what_there_is(registry: Registry) -> None:
     registry.name("one", add(registry).digest)
-    with pytest.raises(NotFoundError, match=r"no image 'two' .* there are: one"):
+    with pytest.raises(NotFoundError, match=r"no image 'two' .* there are: one$"):
+        registry.find("two")
+
+
+def test_an_unknown_name_among_many_is_refused_with_a_few_of_them(registry: Registry) -> None:
+    digest = add(registry).digest
+    for number in range(LISTED + 3):
+        registry.name(f"n{number:02}", digest)
+    with pytest.raises(NotFoundError, match=r"n00, .*, n07 and 3 more \(`prorl image ls`\)$"):
         registry.find("two")
 
 

@@ -46,6 +46,8 @@ HUB = "docker.io"
 """The registry that engines put before a reference that names none."""
 PULLING = "pulling"
 """The lock that pulls share."""
+LISTED = 8
+"""The most names that an error lists: a node may have a thousand."""
 FOLDERS = ("names", "images", "blobs", "locks", "work", "failures")
 FAILURE_S = 3600.0
 """The seconds for which a build that failed counts: a rollout that needs it is told at once. `prorl
@@ -139,14 +141,17 @@ class Registry:
     # ---- looking
 
     def digest_of_name(self, name: str) -> str:
-        """Returns the digest that a name stands for. Raises NotFoundError that lists what there
-        is.
+        """Returns the digest that a name stands for. Raises NotFoundError that lists some of those
+        that are there.
         """
         try:
             return _digest(self.root / "names" / name)
         except OSError:
-            names = ", ".join(self.names()) or "none yet; `prorl image build` makes one"
-            raise NotFoundError(f"no image {name!r} in {self.root}; there are: {names}") from None
+            names = self.names()
+            listed = ", ".join(names[:LISTED]) or "none yet; `prorl image build` makes one"
+            if more := names[LISTED:]:
+                listed += f" and {len(more)} more (`prorl image ls`)"
+            raise NotFoundError(f"no image {name!r} in {self.root}; there are: {listed}") from None
 
     def find(self, name: str) -> Image:
         """The image that a name stands for, whatever others do, too. Raises NotFoundError."""
