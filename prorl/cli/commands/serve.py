@@ -101,6 +101,11 @@ def _lines(running: Supervisor) -> Iterator[str]:
     yield f"serving  {running.url}   root {root}"
     yield f"connect  prorl.connect({str(root)!r})   token in {root / 'token'}"
     yield f"layout   {about(running.config)}"
+    if not running.config.backends:
+        yield (
+            "servers  none by --policy: only runs with servers of their own, or of"
+            " `prorl backends add`, go on"
+        )
     if listener is not None:
         yield f"others   {listener.url}   join files in {root / 'join'}"
     if (at := running.config.guests_at("run-0")) is not None:
@@ -108,7 +113,7 @@ def _lines(running: Supervisor) -> Iterator[str]:
     yield (
         f"stop     Ctrl-C, or `kill {os.getpid()}` (the supervisor; `prorl status` lists its"
         " processes): finishes cleanly and keeps what was done; open runs go on with the next"
-        " `prorl serve`"
+        " `prorl serve` of the same options"
     )
 
 

@@ -81,7 +81,10 @@ def reason(
             " `prorl image` there, and start the node again"
         )
     if queued and not able:
-        return f"{queued} and no backend is able"
+        return (
+            f"{queued} and no model server works for it: `prorl backends` lists them,"
+            " `prorl backends add` or `prorl serve --policy` adds one"
+        )
     if queued:
         return f"{queued} and no INIT slot is free"
     if run.undecided:
