@@ -74,7 +74,13 @@ KINDS = (
     Kind("bad_task", "run", "run-b", "task", "data.answer is missing"),
     Kind("eval_failed", "eval", "eval-b", message="3 tries: gone", num_sampled=11),
     Kind("worker_lost", "run", "run-dying", message="no worker has it any more", num_sampled=5),
-    Kind("returned", "run", "run-leaving", "cancelled", "its worker left and gave it back"),
+    Kind(
+        "returned",
+        "run",
+        "run-leaving",
+        "cancelled",
+        "its worker left or ended, and it begins anew",
+    ),
     Kind("cancelled", "run", "run-b", "cancelled", num_sampled=2),
 )
 NODES = {
@@ -142,7 +148,7 @@ async def check(tmp_path: Path, each: int) -> None:
         page = opened.rollout(row["rollout_id"])["attempts"]
         assert page[0]["worker"] == kind.worker
         text = "\n".join(lines(transcript(stored, row["rollout_id"])))
-        assert f"attempt 1 ended in {kind.stage} after" in text
+        assert f"attempt 1 ended in {kind.stage.upper()} after" in text
         assert f"{kind.worker} · {NODES[kind.worker]} · scripted:oracle" in text
         assert f"{kind.failure_class}/{kind.code}: {kind.message}" in text
     summary = summarise(run)

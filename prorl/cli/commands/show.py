@@ -169,9 +169,10 @@ def _attempt(attempt: dict[str, Any]) -> Iterator[str]:
     places = (attempt[name] for name in ("worker", "node", "server"))
     where = " · ".join(filter(None, map(clean, places)))
     sampled = pluralize(attempt["num_sampled"], "token")
+    stage = f" in {attempt['stage'].upper()}" if attempt["stage"] else ""
     yield (
-        f"attempt {attempt['attempt']} ended in {attempt['stage'].upper() or '-'} after"
-        f" {attempt['seconds']:.2f} s, {sampled} sampled · {where}"
+        f"attempt {attempt['attempt']} ended{stage} after {attempt['seconds']:.2f} s,"
+        f" {sampled} sampled · {where}"
     )
     reason = f"{attempt['failure_class']}/{attempt['failure_code']}"
     yield f"  {reason}: {clean(attempt['failure_message'])}"

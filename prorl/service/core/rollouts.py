@@ -64,7 +64,7 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.25, 4.0
 
 _END_TEXTS = {
     EventKind.LOST: "no worker has it any more",
-    EventKind.RETURN: "its worker left and gave it back",
+    EventKind.RETURN: "its worker left or ended, and it begins anew",
 }
 
 
