@@ -155,7 +155,8 @@ class Http:
         except (HTTPError, OSError) as error:
             raise UnavailableError(
                 f"no service answers at {url} ({_cause(error, url.startswith('https'))});"
-                " is `prorl serve` running there?"
+                " is `prorl serve` running there? After a kill, start it again"
+                " (`prorl run --resume RUN`, if it was a run's own)"
             ) from None
         if response.status >= 500 or response.status == 429:
             raise UnavailableError(
