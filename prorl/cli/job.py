@@ -22,6 +22,7 @@ from prorl.agents import check_agent
 from prorl.agents.programs import carried, program_of
 from prorl.cli.runs import first_free, latest_run
 from prorl.cli.settings import Job, check_model, job_settings, run_settings, service_settings
+from prorl.cli.usage import nearest
 from prorl.config import JOB_FILE, Limits, RunConfig, ServiceConfig
 from prorl.config.trackers import check_trackers
 from prorl.envs.users import check_settings_of, env_by_name, open_env
@@ -282,4 +283,5 @@ def filter_text(value: str) -> str:
         raise ConfigError(
             f"filter {value!r}: {reason}",
             f"{', '.join(FILTERS)}, {PASS_RATE}, or a readable file of SQL",
+            nearest(value, FILTERS),
         ) from None

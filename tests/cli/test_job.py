@@ -111,7 +111,7 @@ def test_a_filter_is_a_name_sql_or_a_file_of_it(tmp_path: Path) -> None:
     ]
     with pytest.raises(
         ConfigError,
-        match=r"No such file or directory; expected none, dapo, .*, or a readable file of SQL",
+        match=r"No such file .*; expected none, dapo, .*, or a readable file of SQL; did you",
     ):
         filter_text("dapoo")
 
