@@ -63,7 +63,10 @@ class TaskSet:
             f" for the env {envs}"
         )
         if self.repeated:
-            summary += f"; {len(self.repeated)} say what an earlier row says ({self.repeated[0]})"
+            repeated = pluralize(
+                len(self.repeated), "row repeats an earlier one", "rows repeat an earlier one"
+            )
+            summary += f"; {repeated} ({self.repeated[0]})"
         if not self.bad:
             return summary
         more = "; ..." if len(self.bad) > _LISTED_BAD_ROWS else ""

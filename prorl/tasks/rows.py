@@ -33,7 +33,9 @@ _GZIP_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"PAR1"
 _UTF8_MARK = b"\xef\xbb\xbf"
 _BATCH_ROWS = 256
 _HEAD = 4096
-MEND_LINE = "mend or remove the line, or leave such lines out: --skip-invalid"
+MEND_LINE = (
+    "mend or remove the line, or leave such lines out: --skip-invalid (in Python skip_invalid=True)"
+)
 CSV_TO_JSON = (
     'python3 -c "import csv, json, sys;'
     ' [print(json.dumps(row)) for row in csv.DictReader(sys.stdin)]" < {} > {}'

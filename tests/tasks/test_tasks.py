@@ -628,7 +628,7 @@ def test_rows_that_repeat_another_under_their_own_id_are_reported(tmp_path: Path
     other = {**GSM8K, "question": "Half of 46?"}
     about = read_tasks(_write(tmp_path / "g.jsonl", GSM8K, other, GSM8K)).about
     assert "3 tasks" in about
-    assert "1 say what an earlier row says" in about
+    assert "1 row repeats an earlier one (" in about
     assert "g.jsonl, line 3)" in about
     assert "earlier" not in read_tasks(_write(tmp_path / "h.jsonl", GSM8K, other)).about
 
