@@ -22,13 +22,14 @@ import orjson
 import pytest
 
 from prorl.agents.capture import connections, conversation_tree, model_endpoint
-from prorl.agents.capture.canonical import IMAGE
+from prorl.agents.capture.canonical import IMAGE, RefusedError
 from prorl.agents.capture.model_endpoint import ModelEndpoint
+from prorl.agents.capture.reading import PROGRAM, read
 from prorl.agents.capture.share import Account, Share
 from prorl.agents.sampler import Sampler
 from prorl.config.renderer import RendererSpec
 from prorl.errors import BackendError
-from prorl.helper.pool import close
+from prorl.helper.pool import close, pool
 from prorl.linux import crashes
 from prorl.protocols import Backend
 from prorl.renderer.apart import LIGHT_BYTES, text_bytes
@@ -570,3 +571,15 @@ def test_a_request_that_ends_the_worker_is_charged_to_its_attempt() -> None:
         assert (child.returncode, crashes.read(page)) == (-signal.SIGABRT, "run/5/2")
     finally:
         os.close(page)
+
+
+@pytest.mark.parametrize("size", [1, LIGHT_BYTES])
+async def test_a_refusal_is_the_same_wherever_a_request_is_read_and_ends_no_helper(
+    size: int,
+) -> None:
+    body = {"messages": [{"role": "user", "content": "x" * size}], "tools": [3]}
+    for _ in range(3):
+        with pytest.raises(RefusedError) as caught:
+            await read("/chat/completions", orjson.dumps(body), 0.0)
+        assert str(caught.value) == "a tool is a int; expected a JSON object"
+    assert (await pool(PROGRAM)).starts == (size >= LIGHT_BYTES)

@@ -114,7 +114,14 @@ def read_here(path: str, body: bytes) -> Incoming:
 
 
 def prepare() -> Answer:
-    return lambda question: read_here(*question)
+    return _answer
+
+
+def _answer(question: tuple[str, bytes]) -> Incoming:
+    try:
+        return read_here(*question)
+    except RefusedError as error:  # any other class would end the helper
+        raise UserError(error.problem, error.expected, error.hint) from None
 
 
 if __name__ == "__main__":
