@@ -63,7 +63,8 @@ select count(*) as rollouts, count(distinct group_id) as groups,
     count(*) filter (failure_code <> '') as failures,
     avg(reward) filter (valid) as reward, count(*) filter (valid and reward > 0) as rewarded,
     (select stddev_samp(mean) / sqrt(count(*)) from (
-        select avg(reward) as mean from rollouts where valid group by task_id)) as reward_error,
+        select avg(reward) as mean from rollouts where valid group by task_id)
+        where isfinite(mean)) as reward_error,
     coalesce(sum(num_tokens), 0)::bigint as tokens,
     coalesce(sum(num_sampled), 0)::bigint as sampled,
     coalesce(sum(num_trained), 0)::bigint as trained,

@@ -139,12 +139,8 @@ def reward_is_wrong(a: Asker) -> None:
 
 def two_runs(a: Asker) -> None:
     """What is different between two runs?"""
-    a.click(a.page.get_by_role("link", name="prorl"))
-    boxes = a.page.get_by_role("checkbox")
-    boxes.nth(1).wait_for()
-    for box in boxes.all():
-        a.click(box)
-    a.click(a.page.get_by_role("button", name="Compare 2"))
+    a.page.get_by_label("Compare with a run").select_option("s")
+    a.clicks += 2
     a.sees("Side by side")
 
 

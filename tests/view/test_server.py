@@ -23,6 +23,7 @@ from prorl.types import Json
 from prorl.view.opened import Opened, Question
 from prorl.view.server import STATIC, Library
 from prorl.view.tokens import Pieces, tokens
+from tests.view.run_kinds import KINDS
 from tests.view.viewer_process import viewing
 
 REFUSED = {
@@ -132,6 +133,12 @@ def test_names_a_damaged_part_and_shows_the_rest(tmp_path: Path) -> None:
     assert broken["turns"]
     assert parts["messages"] in broken["damaged"]["messages"]
     assert tokens(opened, Pieces("bytes"), 20)["sequences"]
+
+
+def test_totals_of_a_run_with_rewards_that_are_no_numbers(tmp_path: Path) -> None:
+    KINDS["odd"](tmp_path / "r")
+    error = Opened(str(tmp_path / "r")).about()["totals"]["reward_error"]
+    assert error is not None and error > 0
 
 
 async def test_a_sum_is_a_number(tmp_path: Path) -> None:

@@ -194,7 +194,8 @@ const named = (policy) => policy.replace(/(^|:)\/(?!\/).*\//, "$1");
 const bytes = (size) => (size < 1000 ? `${num(size)} B` : `${big(size)}B`);
 
 export async function runPage({ run, signal }) {
-  const found = await get(runPath(run), {}, signal);
+  const [found, { runs }] = await Promise.all([get(runPath(run), {}, signal),
+    FROZEN ? { runs: [run] } : get("/runs", {}, signal)]);
   const t = found.totals;
   const to = (where) => link(run, "rollouts", { where });
   const tile = (value, what, where) => h(where === undefined ? "div" : "a",
@@ -205,7 +206,11 @@ export async function runPage({ run, signal }) {
     h("div", { class: "top" }, h("h1", {}, found.run),
       h("span", { class: "quiet", title: found.policy.join(", ") }, [
         found.created_at || t.last_at ? when(found.created_at || t.last_at) : "",
-        found.policy.map(named).join(", "), bytes(found.bytes)].filter(Boolean).join(" · "))),
+        found.policy.map(named).join(", "), bytes(found.bytes)].filter(Boolean).join(" · ")),
+      runs.length > 1 ? h("select", { "aria-label": "Compare with a run", onchange: (event) =>
+        (location.hash = "#/?compare=" + [event.target.value, run].map(encodeURIComponent).join("~")) },
+      h("option", { value: "" }, "compare with …"), runs.filter((name) => name !== run).map((name) =>
+        h("option", { value: name }, name))) : null),
     damage(found.damaged),
     h("div", { class: "tiles" },
       tile(num(t.reward), t.reward_error === null ? "mean reward"
