@@ -138,7 +138,7 @@ def test_names_a_damaged_part_and_shows_the_rest(tmp_path: Path) -> None:
 def test_totals_of_a_run_with_rewards_that_are_no_numbers(tmp_path: Path) -> None:
     KINDS["odd"](tmp_path / "r")
     error = Opened(str(tmp_path / "r")).about()["totals"]["reward_error"]
-    assert error is not None and error > 0
+    assert error > 0
 
 
 async def test_a_sum_is_a_number(tmp_path: Path) -> None:
