@@ -117,16 +117,18 @@ class Http:
         body: Json = None,
         query: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
+        retry_s: float | None = None,
     ) -> Json:
         """Send one request; `path` parts and `query` are quoted. `timeout_s`: for the answer, where
-        it may take longer than usual. Raises UnavailableError, ConflictError, NotFoundError,
-        UserError.
+        it may take longer than usual. `retry_s`: instead of the client's own. Raises
+        UnavailableError, ConflictError, NotFoundError, UserError.
         """
         target = "/" + "/".join(quote(part, safe="") for part in path)
         target += f"?{urlencode(query)}" if query else ""
         data = None if body is None else exact_json.dumps(body)
+        limit_s = self._retry_s if retry_s is None else retry_s
         for attempt in stamina.retry_context(
-            on=UnavailableError, attempts=None, timeout=self._retry_s, wait_max=WAIT_S
+            on=UnavailableError, attempts=None, timeout=limit_s, wait_max=WAIT_S
         ):
             with attempt:
                 status, answer = self._once(method, target, data, timeout_s)
