@@ -234,9 +234,10 @@ def ungranted_network(tasks: Iterable[Task], most: NetworkPolicy) -> list[str]:
         return []
     modes = ", ".join(sorted({wish.mode for excess in wishes.values() for wish in excess}))
     listed = f"{', '.join(names[:LISTED_TASKS])}{', ...' if len(names) > LISTED_TASKS else ''}"
+    ask, get = ("asks", "gets") if len(names) == 1 else ("ask", "get")
     return [
-        f"{len(names)} of {pluralize(num_tasks, 'task')} ask for more network ({modes}) than"
-        f" service.sandbox.network grants ({most.mode}), and get no more ({listed})"
+        f"{len(names)} of {pluralize(num_tasks, 'task')} {ask} for more network ({modes}) than"
+        f" service.sandbox.network grants ({most.mode}), and {get} no more ({listed})"
     ]
 
 

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -261,7 +262,15 @@ class PackedBatch:
         )
 
     def torch(self) -> TorchBatch:
-        """The batch as tensors over the same memory. Read-only: clone before writing in place."""
+        """The batch as tensors over the same memory. Read-only: clone before writing in place.
+        Raises ModuleNotFoundError without torch.
+        """
+        if find_spec("torch") is None:
+            raise ModuleNotFoundError(
+                "batch.torch() needs torch: install it, or use the batch's NumPy arrays"
+                " (batch.token_ids, batch.logprobs ...)",
+                name="torch",
+            )
         return TorchBatch(self)
 
     def _values(self, name: str, dtype: type[ScalarT]) -> NDArray[ScalarT]:

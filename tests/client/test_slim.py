@@ -27,7 +27,15 @@ from prorl.client.records import Feed
 tasks = prorl.load_tasks(sys.argv[2])
 fed = [len(group) for group in Feed(sys.argv[1], "demo", consumer="slim")]
 client = prorl.connect(sys.argv[1])
-batches = sum(batch.num_groups for batch in client.stream("demo", "other"))
+batches = 0
+for batch in client.stream("demo", "other"):
+    batches += batch.num_groups
+    try:
+        batch.torch()
+    except ModuleNotFoundError as error:
+        assert "batch.torch() needs torch: install it, or use" in str(error)
+    else:
+        raise AssertionError("torch is here")
 client.commit("demo@1", "other")
 print(json.dumps([sum(fed), batches, len(list(tasks))]))
 """
