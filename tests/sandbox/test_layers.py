@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl.errors import SandboxError, UserError
+from prorl.errors import SandboxError, StorageError, UserError
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.sandbox.images.cache import ImageCache
 from prorl.sandbox.images.child import make_image
@@ -116,13 +116,15 @@ async def test_programs_of_npm_stand_beside_those_of_python(
     assert not (tmp_path / "ran").exists()
 
 
-async def test_a_node_without_npm_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_without_npm_is_at_fault_and_not_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(StorageError) as caught:
         await make_image(tmp_path / "images", LayerRecipe(("npm:said@1.0.0",), "").job(), 60.0)
     assert str(caught.value) == (
-        "packages npm:said@1.0.0: this node has no npm; expected npm on the PATH of each node;"
-        " install npm there, or give the task an image that has the program"
+        "packages npm:said@1.0.0: this node has no npm; install npm on each node, or give the task"
+        " an image that has the program"
     )
 
 

@@ -116,7 +116,7 @@ class LayerRecipe(NamedTuple):
 
 
 def make_layer(registry: Registry, job: dict[str, str]) -> Image:
-    """Make a layer once. Raises UserError, OSError."""
+    """Make a layer once. Raises UserError, StorageError where a tool is missing, OSError."""
     return registry.make(job["digest"], job["source"], lambda work: _fill(work, job))
 
 
@@ -150,10 +150,9 @@ def split(requirements: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _install_npm(packages: Sequence[str], tree: Path, work: Path, job: dict[str, str]) -> None:
     if shutil.which("npm") is None:
-        raise UserError(
-            f"{job['source']}: this node has no npm",
-            "npm on the PATH of each node",
-            "install npm there, or give the task an image that has the program",
+        raise StorageError(
+            f"{job['source']}: this node has no npm; install npm on each node, or give the task an"
+            " image that has the program"
         )
     os.environ.pop("HOME", None)  # the account's own: its .npmrc names the registry, as pip's does
     where = tree / "npm"
