@@ -191,3 +191,17 @@ def test_a_transcript_shows_an_error_of_the_policys_call() -> None:
     )
     assert "-> bash()  ! no JSON" in text
     assert "failure infra/worker_lost: gone" in text
+    attempt = {
+        "attempt": 0,
+        "stage": "run",
+        "worker": "w",
+        "node": "",
+        "server": "",
+        "seconds": 1.0,
+        "num_sampled": 3,
+        "failure_class": "infra",
+        "failure_code": "worker_lost",
+        "failure_message": "gone",
+    }
+    record = {"rollout": rollout, "messages": [message], "turns": [], "attempts": [attempt]}
+    assert "\n".join(lines(record)).count("gone") == 1

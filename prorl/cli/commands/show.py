@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -161,7 +161,7 @@ def lines(record: dict[str, Json]) -> Iterator[str]:
             yield from _played(attempt)
     yield from _played(record)
     yield ""
-    yield from _verdict(rollout)
+    yield from _verdict(rollout, [attempt["failure_message"] for attempt in record["attempts"]])
 
 
 def _attempt(attempt: dict[str, Any]) -> Iterator[str]:
@@ -228,7 +228,8 @@ def _refusal(phase: str, refusal: dict[str, Any]) -> str:
     return f"refused to the {phase}: {host} ({clean(refusal['reason'])}), {refusal['times']} times"
 
 
-def _verdict(rollout: dict[str, Any]) -> Iterator[str]:
+def _verdict(rollout: dict[str, Any], shown: Collection[str]) -> Iterator[str]:
+    """Yields how a rollout ended. `shown`: messages that the transcript has already."""
     reward = "none" if rollout["reward"] is None else f"{rollout['reward']:g}"
     parts = " + ".join(
         f"{part['name']} {part['value']:g} x {part['weight']:g}" for part in rollout["reward_parts"]
@@ -250,9 +251,9 @@ def _verdict(rollout: dict[str, Any]) -> Iterator[str]:
         )
         yield "model endpoint " + " · ".join(f"{name} {rollout[name]}" for name in columns)
     if rollout["failure_code"]:
-        yield (
-            f"failure {rollout['failure_class']}/{rollout['failure_code']}:"
-            f" {clean(rollout['failure_message'])}"
+        message = rollout["failure_message"]
+        yield f"failure {rollout['failure_class']}/{rollout['failure_code']}" + (
+            "" if message in shown else f": {clean(message)}"
         )
     for phase in ("agent", "verifier"):
         yield from map(_refusal, repeat(phase), rollout.get(f"{phase}_refusals") or ())
