@@ -106,8 +106,8 @@ class ProgramAgent:
         if endpoint.has_calls:
             text = f"the program {how}, before the reply to its first call{printed}"
             return end_with(FailureCode.STAGE_ERROR, text)
-        if done.exit_code == NOT_FOUND and (missing := _MISSING.search(done.output)):
-            text = f"the sandbox has no program {missing[1]!r}; {self._program.remedy()}"
+        if done.exit_code == NOT_FOUND and (missing := _missing(done.output)):
+            text = f"the sandbox has no program {missing!r}; {self._program.remedy()}"
             return end_with(FailureCode.BAD_TASK, text)
         text = f"{NO_CALL} ({without_call(endpoint)}): it {how}{printed}"
         return end_with(FailureCode.BAD_TASK, text)
@@ -234,8 +234,15 @@ def command(program: Program, context: AttemptContext, base_url: str) -> tuple[l
     return ["env", *exports, "bash", "-c", "".join(script), "-", *map(filled, words)], bytes(stdin)
 
 
-_MISSING = re.compile(r"exec: (.+): not found\s*$")
-"""What bash prints about the program that it should become."""
+def _missing(output: str) -> str:
+    """Returns the program that bash should have become, by its last line; empty if there was one.
+
+    >>> _missing("bash: line 1: exec: codex: not found\\n"), _missing("exec: a: not found\\nb")
+    ('codex', '')
+    """
+    line = output.rstrip().rpartition("\n")[2]
+    _, is_said, name = line.removesuffix(": not found").rpartition("exec: ")
+    return name if is_said and line.endswith(": not found") else ""
 
 
 def _placed(place: int, word: str) -> str:

@@ -45,7 +45,7 @@ def row(run: ModuleType, **more: Any) -> dict[str, Any]:
 
 def test_lost_work_and_waits(run: ModuleType) -> None:
     assert doctest.testmod(run).failed == 0
-    assert run.longest(1.0, [1.5, 4.0, 4.1]) == 2.5
+    assert run.longest_wait(1.0, [1.5, 4.0, 4.1]) == 2.5
     again = [[100, 0, float(at), 2.0, at + 2.0] for at in range(6)]  # asked for by four
     assert run.lost_work(again, 2.5, 2.5)["again_s"] == 4.0
 
@@ -65,8 +65,8 @@ def test_clock_figures_are_printed_for_quiet_cores_only(run: ModuleType) -> None
     assert "| 3.0 | 50% |" in run.table([quiet])
     assert "rollouts a second are left out" in run.table([quiet, loud])
     assert "| 3.0 | 50% |" not in run.table([quiet, loud])
-    unstruck = row(run, fault="trainer", struck_at=0.0)
-    assert "| skyrl | trainer | not struck |" in run.table([unstruck])
+    without_fault = row(run, fault="trainer", struck_at=0.0)
+    assert "| skyrl | trainer | did not happen |" in run.table([without_fault])
 
 
 def test_the_model_replies_at_once_and_as_a_stream(run: ModuleType, tmp_path: Path) -> None:
