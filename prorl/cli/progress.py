@@ -70,16 +70,17 @@ def decided(run: Run) -> str:
     return f"groups kept {num_kept:,}, dropped {dropped:,}" + (f" ({words})" if words else "")
 
 
-def speed(done: int, total: int, seconds: float) -> str:
-    """Rollouts a second since the start, and how long the rest takes at that speed.
+def speed(done: int, total: int, seconds: float, in_flight: float = 0) -> str:
+    """Rollouts a second since the start, and how long the rest takes at that speed; not before as
+    many are done as are in flight, since the first ones say nothing about the others.
 
-    >>> speed(30, 90, 10.0), speed(0, 90, 10.0)
-    ('3.0 rollouts/s, about 20 s left', '')
+    >>> speed(30, 90, 10.0), speed(0, 90, 10.0), speed(2, 90, 10.0, in_flight=32)
+    ('3.0 rollouts/s, about 20 s left', '', '0.2 rollouts/s')
     """
     if not done or seconds <= 0:
         return ""
     rate, rest_s = done / seconds, (total - done) * seconds / done
-    remaining = f", about {span(rest_s)} left" if done < total else ""
+    remaining = f", about {span(rest_s)} left" if in_flight <= done < total else ""
     return f"{rate:.1f} rollouts/s{remaining}"
 
 
@@ -139,6 +140,8 @@ class ProgressDisplay:
         now_s, stages, over = self._clock(), run["stages"], run["state"] != "open"
         total = max(total, sum(run["counts"].values()))
         tokens = sum(int(load["tokens"]) for load in stages.values())
+        in_flight = sum(load["busy"] for load in stages.values())
+        fast = speed(ended(run), total, now_s - self._began_s, in_flight)
         self._looks.append((now_s, tokens))
         since_s, before = self._looks[0]
         line = figures(run, max(0, tokens - before) / max(now_s - since_s, 1e-3), more)
@@ -148,7 +151,6 @@ class ProgressDisplay:
                 queue = f" queue {load['queued']:.0f}" if load["queued"] else ""
                 load_text = f"in flight {load['busy']:.0f}{queue}"
                 self._bars.update(task, completed=passed(run, stage), total=total, more=load_text)
-            fast = speed(ended(run), total, now_s - self._began_s)
             below = (" · ".join(filter(None, (line, fast))), decided(run), waits_for(run))
             self._text.plain = "\n".join(filter(None, below))
             self._live.refresh()
@@ -157,7 +159,6 @@ class ProgressDisplay:
         ):
             flight = " ".join(f"{stage} {load['busy']:.0f}" for stage, load in stages.items())
             done = f"done {ended(run):,}/{total:,} · in flight {flight or 'none'}"
-            fast = speed(ended(run), total, now_s - self._began_s)
             note(
                 " · ".join(
                     filter(
