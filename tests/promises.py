@@ -1,7 +1,8 @@
 """Each promise of README.md and docs/guarantees.md with the result of its tests, as a table.
 
-    make promises                                   # runs the suites, then this
-    python -m tests.promises REPORT.xml [...]       # of suites that ran already (pytest --junitxml)
+    make promises                               # runs the suites, then this
+    python -m tests.promises REPORT.xml [...]   # of suites that ran already (pytest --junitxml)
+    python -m tests.promises --tests            # what the promises name, as arguments of pytest
 
 A promise is kept where each of its tests passed, broken where one failed, and open where a test did
 not run or was skipped: the table says how many. Exits with 1 unless every promise is kept or open.
@@ -188,4 +189,7 @@ def main(reports: list[Path]) -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--tests"]:
+        print(*sorted({argument for promise in promises() for argument in promise.arguments}))
+        sys.exit()
     sys.exit(main([Path(argument) for argument in sys.argv[1:]]))
