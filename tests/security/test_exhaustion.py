@@ -70,8 +70,8 @@ async def test_size_of_a_single_file(box: Box) -> None:
 async def test_sized_folders(box: Box, folder: str, limit_bytes: int) -> None:
     need_walls(box)
     _, output = await box.sh(
-        f"cd {folder}; for i in 1 2 3 4; do head -c 50M /dev/zero > f$i 2>/dev/null; done; cat f* |"
-        " wc -c; rm f*"
+        f"cd {folder}; for i in 1 2 3 4; do head -c 50M /dev/zero > filler$i 2>/dev/null; done;"
+        " cat filler* | wc -c; rm filler*"
     )
     assert 0 < int(output) <= limit_bytes
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -226,8 +228,10 @@ async def test_nothing_gets_out_but_to_what_is_allowed(node: Node, mode: str) ->
 
 @pytest.mark.parametrize("tool", ["bash", "python", "ipython"])
 async def test_every_tool_has_the_variables_and_programs_reach_a_host_by_them(
-    node: Node, tool: str
+    node: Node, walled: str, tool: str
 ) -> None:
+    if (walled, tool) == ("apptainer", "ipython") and Path(sys.prefix).is_relative_to("/tmp"):
+        pytest.skip("Apptainer does not show an environment below /tmp without an image")
     spec = SandboxSpec(network_mode="public", tools=("bash", "python", "ipython"))
     code = "import urllib.request as u; print(u.urlopen('http://{mirror}/').status)"
     code = code.replace("{mirror}", str(node.places["mirror"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import socket
 import threading
@@ -61,6 +62,8 @@ class FaultyS3:
     def __call__(self, environ: dict[str, Any], start: Start) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] == "PUT":
             self.puts += 1
+            if not _has_whole_body(environ):
+                return _cut(environ)
             if (strike := self._due(environ["PATH_INFO"])) is not None:
                 if strike.carried_out:
                     list(self._moto(environ, lambda *_: None))
@@ -104,6 +107,16 @@ class FaultyS3:
         body = f"<Error><Code>{_CODES[fault]}</Code><Message>no</Message></Error>".encode()
         start(fault, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
         return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]  # HTTP: HEAD has no body
+
+
+def _has_whole_body(environ: dict[str, Any]) -> bool:
+    """Reads the body at once, and returns whether its sender has sent all of it: moto stores the
+    half of one, where S3 answers IncompleteBody.
+    """
+    num_bytes = int(environ.get("CONTENT_LENGTH") or 0)
+    body = environ["wsgi.input"].read(num_bytes)
+    environ["wsgi.input"] = io.BytesIO(body)
+    return len(body) == num_bytes
 
 
 def _read_body(environ: dict[str, Any]) -> None:
