@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
+import signal
 import socket
 from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncIterator, Coroutine
@@ -47,6 +48,8 @@ PRINTED_CHARS = 500
 """The limit of that in a failure's message."""
 NOT_FOUND = 127
 """The exit status of a shell that does not find a program."""
+KILLED = 128 + signal.SIGKILL
+"""The exit status of a program that was killed, by a host short of memory or by a person."""
 MAX_WORD_BYTES = 120_000
 """The limit of a word or a variable: Linux refuses a program with one of 131,072 (MAX_ARG_STRLEN),
 its name and NUL included, as `Argument list too long`.
@@ -95,7 +98,8 @@ class ProgramAgent:
 
         The policy answers for nothing before it has spoken. A program that asks it nothing, or
         nothing that its endpoint takes, would do so again: its user mends it. One that ends while
-        its first call is under way may have been kept waiting by us, and is tried again.
+        its first call is under way may have been kept waiting by us, and one that was killed may
+        have been about to call: they are tried again.
         """
         how = f"ended with exit status {done.exit_code} after {done.duration_s:.1f} s"
         text = f"{done.output[-OUTPUT_CHARS:].rstrip()}\n[{self._name} {how}]".lstrip()
@@ -103,7 +107,7 @@ class ProgramAgent:
         if record.turns:
             return End(StopReason.DONE)
         printed = f": {output}" if (output := _last_lines(done.output)) else ""
-        if endpoint.has_calls:
+        if endpoint.has_calls or done.exit_code == KILLED:
             text = f"the program {how}, before the reply to its first call{printed}"
             return end_with(FailureCode.STAGE_ERROR, text)
         if done.exit_code == NOT_FOUND and (missing := _missing(done.output)):

@@ -122,6 +122,7 @@ for body in (b"{}", b"[" * 100):
         (LOOP, [NOTE, "done"], "", "", b"mine\n"),
         (LOOP + "raise SystemExit(7)", [NOTE, "done"], "", "", b"mine\n"),
         ("print('no key'); raise SystemExit(7)", [], "bad_task", "no key", b""),
+        ("import os; os.kill(os.getpid(), 9)", [], "stage_error", "status 137 after ", b""),
         (REFUSED, [], "bad_task", "no model call (the endpoint refused its requests, the", b""),
         (REFUSED, [], "bad_task", "400: the body is no JSON: ", b""),
         (REFUSED, [], "bad_task", "): it ended with exit status 0 after ", b""),

@@ -168,6 +168,12 @@ async def test_the_sandboxes_of_a_killed_chain_end_when_it_restarts(
         await host.close()
 
 
+def _has_socket(pid: int) -> bool:
+    """Whether a process has connected, and not only begun."""
+    fds = Path(f"/proc/{pid}/fd").iterdir()
+    return any(os.readlink(fd).startswith("socket:") for fd in fds)
+
+
 def _programs(sandboxd: int) -> list[tuple[int, int]]:
     """Programs that wait for a reply, each with its sandbox: what its launcher began below it."""
     programs = []
@@ -175,7 +181,7 @@ def _programs(sandboxd: int) -> list[tuple[int, int]]:
         with suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes()
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-            if words.startswith(b"python3\0-c\0") and state == "S":
+            if words.startswith(b"python3\0-c\0") and state == "S" and _has_socket(pid):
                 programs.append((pid, int(Path(f"/proc/{pid}/stat").read_text().split()[3])))
     return programs
 
