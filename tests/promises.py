@@ -1,7 +1,8 @@
 """Each promise of README.md and docs/guarantees.md with the result of its tests, as a table.
 
     make promises                               # runs the suites, then this
-    python -m tests.promises REPORT.xml [...]   # of suites that ran already (pytest --junitxml)
+    python -m tests.promises REPORT.xml [...]   # of suites that ran already (pytest --junitxml);
+                                                # the last report that has a test counts
     python -m tests.promises --tests            # what the promises name, as arguments of pytest
 
 A promise is kept where each of its tests passed, broken where one failed, and open where a test did
@@ -96,7 +97,7 @@ class Case(NamedTuple):
     """One test of a report."""
 
     file: str
-    function: str
+    name: str
     outcome: str
 
 
@@ -135,7 +136,7 @@ def cases(report: Path) -> list[Case]:
         found.append(
             Case(
                 "/".join(parts[:module]) + ".py",
-                element.get("name", "").partition("[")[0],
+                element.get("name", ""),
                 outcome,
             )
         )
@@ -145,7 +146,7 @@ def cases(report: Path) -> list[Case]:
 def is_of(case: Case, argument: str) -> bool:
     path, _, function = argument.partition("::")
     is_below = case.file == path or case.file.startswith(path.rstrip("/") + "/")
-    return is_below and function in ("", case.function)
+    return is_below and function in ("", case.name.partition("[")[0])
 
 
 def result(promise: Promise, all_cases: list[Case]) -> str:
@@ -169,7 +170,8 @@ def result(promise: Promise, all_cases: list[Case]) -> str:
 
 def main(reports: list[Path]) -> int:
     """Print the table. Returns the exit status."""
-    all_cases = [case for report in reports for case in cases(report)]
+    by_test = {(case.file, case.name): case for report in reports for case in cases(report)}
+    all_cases = list(by_test.values())
     argv = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     commit = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
     outcomes = Counter(case.outcome for case in all_cases)
