@@ -155,8 +155,10 @@ def remove(fs: AbstractFileSystem, path: str) -> bool:
 
 
 def check_same(stored: bytes, ours: memoryview, path: str) -> None:
-    """Raises NameTakenError where other content stands under a name than ours."""
-    if stored != ours:
+    """Raises NameConflictError where other content stands under a name than ours. An Arrow buffer's
+    bytes have a sign, and those above 127 would differ from equal ones.
+    """
+    if stored != ours.cast("B"):
         raise NameConflictError(
             f"{path} exists with other content: does another service write to this directory?"
         )

@@ -78,6 +78,14 @@ def damage(run: RunDir, path: str) -> None:
     run.fs.pipe_file(run.path(path), bytes(content))
 
 
+def test_a_put_of_an_arrow_buffer_that_came_through_is_success(bucket: str) -> None:
+    run = RunDir(bucket)
+    for data in (bytes(range(256)), pa.py_buffer(bytes(range(256)))):
+        write_object(run.fs, run.path("commits", "a"), data)
+    with pytest.raises(StorageError, match="exists with other content"):
+        write_object(run.fs, run.path("commits", "a"), pa.py_buffer(bytes(256)))
+
+
 def test_a_put_that_came_through_is_success_and_a_second_writer_is_refused(bucket: str) -> None:
     run = RunDir(f"{bucket}/demo")
     write_durably(run.fs, run.path("commits", "a"), b"one")
