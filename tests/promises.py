@@ -90,7 +90,7 @@ class Promise(NamedTuple):
     words: str
     page: str
     arguments: tuple[str, ...]
-    """Of pytest: files, folders, or `file::function`."""
+    """What pytest takes: files, folders, or `file::function`."""
 
 
 class Case(NamedTuple):
@@ -114,7 +114,7 @@ def promises() -> list[Promise]:
 
 def cases(report: Path) -> list[Case]:
     """Every test of a report of pytest; its class names are modules with dots."""
-    found = []
+    collected = []
     for element in ElementTree.parse(report).iter("testcase"):
         parts = element.get("classname", "").split(".")
         module = next(
@@ -133,14 +133,14 @@ def cases(report: Path) -> list[Case]:
             if "skipped" in kinds
             else "passed"
         )
-        found.append(
+        collected.append(
             Case(
                 "/".join(parts[:module]) + ".py",
                 element.get("name", ""),
                 outcome,
             )
         )
-    return found
+    return collected
 
 
 def is_of(case: Case, argument: str) -> bool:

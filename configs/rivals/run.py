@@ -57,9 +57,9 @@ AGAIN_S = 1.0
 """The pause of a service manager before it starts a process again."""
 FROZEN_S = 30.0
 LIMIT_S = float(os.environ.get("RIVALS_LIMIT_S", "200"))
-"""Of a cell; rollouts that are missing then are lost."""
+"""The limit of a cell; rollouts that are missing then are lost."""
 BUDGET_S = float(os.environ.get("RIVALS_BUDGET_S", "2280"))
-"""Of all cells; none begins in the last minute."""
+"""The limit of all cells together; none begins in the last minute."""
 QUIET = 0.15
 """The share of the cores' time that other programs may take; above it the columns of wall time are
 left out.
@@ -508,7 +508,9 @@ def measure(chosen: list[Cell]) -> None:
 
 
 def is_outdated(old: dict, row: dict) -> bool:
-    """Whether an old row has the player and fault of a new one, but another commit or settings."""
+    """Returns whether an old row is of the same player and fault, but of another commit or other
+    settings.
+    """
     same = all(old[key] == row[key] for key in ("player", "fault"))
     return same and any(old[key] != row[key] for key in ("commit", "tasks", "in_flight"))
 

@@ -245,8 +245,8 @@ def _missing(output: str) -> str:
     ('codex', '')
     """
     line = output.rstrip().rpartition("\n")[2]
-    _, is_said, name = line.removesuffix(": not found").rpartition("exec: ")
-    return name if is_said and line.endswith(": not found") else ""
+    _, mark, name = line.removesuffix(": not found").rpartition("exec: ")
+    return name if mark and line.endswith(": not found") else ""
 
 
 def _placed(place: int, word: str) -> str:

@@ -304,7 +304,7 @@ class Opened:
             spoken = {row["rollout_id"]: row for row in self.answer(SPOKEN.format(ids))}
         with suppress(StorageError):
             answer = self.answer(PROMPTS.format(groups))
-            tasks = {row["group_id"]: orjson.loads(row["task"]) for row in answer}
+            tasks = {row["group_id"]: _task_of(row["task"]) for row in answer}
         for row in rows:
             texts = spoken.get(row["rollout_id"], {})
             task = tasks.get(row["group_id"], {})
@@ -409,9 +409,7 @@ class Opened:
             "run": self.stored.run_id,
             "rollout": row,
             "artifact": bytes(artifact).decode("utf-8", "replace"),
-            "expected": _expected(orjson.loads(answer["task"][0]["task"]))
-            if answer["task"]
-            else "",
+            "expected": _expected(_task_of(answer["task"][0]["task"])) if answer["task"] else "",
             "messages": tables["messages"].sort_by("index").to_pylist(),
             "turns": tables["turns"].sort_by("turn").to_pylist(),
             "damaged": damaged,
@@ -431,15 +429,30 @@ class Opened:
         return by_table, damaged
 
 
+def _task_of(text: str) -> dict[str, Json]:
+    """Returns a task as `tasks` has it; empty for a text that is none, in a run of somebody else.
+
+    >>> _task_of('{"prompt": "x"}'), _task_of("[1]"), _task_of("no JSON")
+    ({'prompt': 'x'}, {}, {})
+    """
+    try:
+        task = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return {}
+    return task if isinstance(task, dict) else {}
+
+
 def _prompt(task: dict[str, Json]) -> str:
     """Returns the prompt of a task as `tasks` has it: a text, or its last message."""
     prompt = task.get("prompt") or ""
     if isinstance(prompt, list):
-        prompt = prompt[-1].get("content") if prompt else ""
+        last = prompt[-1] if prompt else None
+        prompt = last.get("content") if isinstance(last, dict) else ""
     return str(prompt)[:SNIPPET_CHARS]
 
 
 def _expected(task: dict[str, Json]) -> str:
     """Returns the reference answer of a task whose data have a short one."""
-    answer = (task.get("data") or {}).get("answer")
+    data = task.get("data")
+    answer = data.get("answer") if isinstance(data, dict) else None
     return str(answer)[:SNIPPET_CHARS] if isinstance(answer, str | int | float) else ""

@@ -169,7 +169,7 @@ async def test_the_sandboxes_of_a_killed_chain_end_when_it_restarts(
 
 
 def _has_socket(pid: int) -> bool:
-    """Whether a process has connected, and not only begun."""
+    """Returns whether a process has connected, and not only begun."""
     fds = Path(f"/proc/{pid}/fd").iterdir()
     return any(os.readlink(fd).startswith("socket:") for fd in fds)
 

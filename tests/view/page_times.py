@@ -31,7 +31,9 @@ window.painted_ms = {};
 const note = name => {
   if (name in painted_ms) return;
   painted_ms[name] = 0;
-  requestAnimationFrame(() => setTimeout(() => { painted_ms[name] = performance.now(); }, 0));
+  requestAnimationFrame(() => setTimeout(() => { painted_ms[name] = performance.now();
+    document.documentElement.dataset.painted = Object.keys(painted_ms)
+      .filter(key => painted_ms[key]).join(' '); }, 0));
 };
 new MutationObserver(() => {
   if (document.querySelector('.tiles .tile')) note('tiles');
@@ -148,8 +150,7 @@ def _click(url: str, pid: int) -> None:
             took_ms = (time.perf_counter() - start) * 1e3
             print(f"{what}: {took_ms:,.0f} ms, of the server {_cpu_s(pid) - before:.2f} CPU s")
             if what.startswith("overview"):
-                while not page.evaluate("painted_ms.figures > 0"):
-                    time.sleep(0.1)
+                page.wait_for_selector("html[data-painted~=figures]")
                 painted = page.evaluate("painted_ms")
                 print(
                     f"    its tiles were painted after {painted['tiles']:,.0f} ms,"

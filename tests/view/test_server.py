@@ -145,8 +145,8 @@ async def test_a_sum_is_a_number(tmp_path: Path) -> None:
     """DuckDB gives a sum of integers as a decimal, which JSON has not."""
     make_run(tmp_path / "r", 4, 1)
     with viewing(tmp_path) as viewer:
-        asked = "sum(num_turns)%20as%20turns,%20sum(num_turns)%20/%208::decimal%20as%20half"
-        _, answer = await viewer.ask(f"api/runs/r/sql?q=select%20{asked}%20from%20rollouts")
+        columns = "sum(num_turns)%20as%20turns,%20sum(num_turns)%20/%208::decimal%20as%20half"
+        _, answer = await viewer.ask(f"api/runs/r/sql?q=select%20{columns}%20from%20rollouts")
     assert isinstance(answer["rows"][0]["turns"], int)
     assert isinstance(answer["rows"][0]["half"], float | int)
 

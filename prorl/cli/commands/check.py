@@ -197,8 +197,8 @@ def _slowest(steps: Iterable[CheckStep]) -> Iterator[str]:
 async def _check_task(
     find: GetEnv, task: Task, boxes: Boxes, enter: Callable[[str], None]
 ) -> TaskCheck:
-    """Never raises for what is wrong with the task, or with the code of a user's env. `enter`
-    hears what begins.
+    """Never raises for what is wrong with the task, or with the code of a user's env. `enter` is
+    called with each step as it begins.
     """
     plays = []
     try:

@@ -228,8 +228,10 @@ def _refusal(phase: str, refusal: dict[str, Any]) -> str:
     return f"refused to the {phase}: {host} ({clean(refusal['reason'])}), {refusal['times']} times"
 
 
-def _verdict(rollout: dict[str, Any], shown: Collection[str]) -> Iterator[str]:
-    """Yields how a rollout ended. `shown`: messages that the transcript has already."""
+def _verdict(rollout: dict[str, Any], of_attempts: Collection[str]) -> Iterator[str]:
+    """Yields how a rollout ended. `of_attempts`: messages of its attempts, which the transcript has
+    already.
+    """
     reward = "none" if rollout["reward"] is None else f"{rollout['reward']:g}"
     parts = " + ".join(
         f"{part['name']} {part['value']:g} x {part['weight']:g}" for part in rollout["reward_parts"]
@@ -253,7 +255,7 @@ def _verdict(rollout: dict[str, Any], shown: Collection[str]) -> Iterator[str]:
     if rollout["failure_code"]:
         message = rollout["failure_message"]
         yield f"failure {rollout['failure_class']}/{rollout['failure_code']}" + (
-            "" if message in shown else f": {clean(message)}"
+            "" if message in of_attempts else f": {clean(message)}"
         )
     for phase in ("agent", "verifier"):
         yield from map(_refusal, repeat(phase), rollout.get(f"{phase}_refusals") or ())
