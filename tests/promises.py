@@ -5,8 +5,9 @@
                                                 # the last report that has a test counts
     python -m tests.promises --tests            # what the promises name, as arguments of pytest
 
-A promise is kept where each of its tests passed, broken where one failed, and open where a test did
-not run or was skipped: the table says how many. Exits with 1 unless every promise is kept or open.
+A promise is kept where its tests ran and none failed, broken where one failed, and open where one of
+its files or functions did not run, or all were skipped. The table counts what was skipped. Exits with
+1 where a promise is broken.
 """
 
 from __future__ import annotations
@@ -154,14 +155,17 @@ def result(promise: Promise, all_cases: list[Case]) -> str:
     >>> promise = Promise("", "", ("tests/a.py", "tests/b.py::test_c"))
     >>> ran = [Case("tests/a.py", "test_x", "passed"), Case("tests/a.py", "test_y", "skipped")]
     >>> result(promise, ran)
-    'kept: 1 passed, 1 skipped; not run: tests/b.py::test_c'
+    'open: 1 passed, 1 skipped; not run: tests/b.py::test_c'
+    >>> result(promise, [*ran, Case("tests/b.py", "test_c", "passed")])
+    'kept: 2 passed, 1 skipped'
     >>> result(promise, [*ran, Case("tests/b.py", "test_c", "failed")])
     'BROKEN: 1 failed, 1 passed, 1 skipped'
     """
     ran = [case for case in all_cases if any(is_of(case, each) for each in promise.arguments)]
     missing = [each for each in promise.arguments if not any(is_of(case, each) for case in ran)]
     counts = Counter(case.outcome for case in ran)
-    state = "BROKEN" if counts["failed"] else "kept" if counts["passed"] else "open"
+    is_whole = counts["passed"] and not missing
+    state = "BROKEN" if counts["failed"] else "kept" if is_whole else "open"
     parts = [", ".join(f"{counts[outcome]} {outcome}" for outcome in sorted(counts))] if ran else []
     if missing:
         parts.append(f"not run: {', '.join(missing)}")
