@@ -458,13 +458,18 @@ def cells(what: str, names: list[str]) -> list[Cell]:
     if what != "faults":
         chosen += [Cell(name, "", 0) for name in whole]
     if what != "clean":
-        only = os.environ.get("RIVALS_FAULTS")
-        for name in names:
-            player = PLAYERS[name]
-            if player.only == "clean":
-                continue
-            kinds = [*player.daemons(Path(), "", 0), *player.kinds, "trainer", "frozen"]
-            chosen += [Cell(name, kind, 0) for kind in kinds if not only or kind in only.split(",")]
+        faults = [
+            Cell(name, kind, 0)
+            for name in names
+            if (player := PLAYERS[name]).only != "clean"
+            for kind in (*player.daemons(Path(), "", 0), *player.kinds, "trainer", "frozen")
+        ]
+        if only := os.environ.get("RIVALS_FAULTS"):
+            known = sorted({cell.fault for cell in faults})
+            if unknown := set(only.split(",")) - set(known):
+                sys.exit(f"error: RIVALS_FAULTS: no {sorted(unknown)}; one of {known}")
+            faults = [cell for cell in faults if cell.fault in only.split(",")]
+        chosen += faults
     if what != "faults":
         chosen += [Cell(name, "", turn) for turn in range(1, REPEATS) for name in whole]
     return chosen

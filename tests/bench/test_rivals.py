@@ -96,10 +96,12 @@ def test_the_model_replies_at_once_and_as_a_stream(run: ModuleType, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_prorl_plays_whole_and_with_a_killed_worker(run: ModuleType, tmp_path: Path) -> None:
-    programme(tmp_path, "all", "prorl", RIVALS_TASKS="8", RIVALS_REPEATS="1", RIVALS_FAULTS="run")
+def test_prorl_plays_whole_and_with_a_killed_service(run: ModuleType, tmp_path: Path) -> None:
+    programme(
+        tmp_path, "all", "prorl", RIVALS_TASKS="8", RIVALS_REPEATS="1", RIVALS_FAULTS="service"
+    )
     rows = [json.loads(line) for line in (tmp_path / "cells.jsonl").read_text().splitlines()]
-    assert [(row["fault"], row["rollouts"]) for row in rows] == [("", 32), ("run", 16)]
+    assert [(row["fault"], row["rollouts"]) for row in rows] == [("", 32), ("service", 16)]
     assert all(row["lost"] == row["twice"] == row["wrong"] == 0 for row in rows)
     assert rows[1]["struck_at"]
-    assert "| prorl | run | 0 | 0 | 0 |" in (tmp_path / "table.md").read_text()
+    assert "| prorl | service | 0 | 0 | 0 |" in (tmp_path / "table.md").read_text()
