@@ -5,9 +5,9 @@
                                                 # the last report that has a test counts
     python -m tests.promises --tests            # what the promises name, as arguments of pytest
 
-A promise is kept where its tests ran and none failed, broken where one failed, and open where one of
-its files or functions did not run, or all were skipped. The table counts what was skipped. Exits with
-1 where a promise is broken.
+A promise is kept where its tests ran and none failed, broken where one failed, and open where one
+of its files or functions did not run, or all were skipped. The table counts what was skipped.
+Exits with 1 where a promise is broken.
 """
 
 from __future__ import annotations
