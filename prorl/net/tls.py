@@ -355,6 +355,7 @@ def _sign(
         .not_valid_before(min(now, end) - BACKDATE)
         .not_valid_after(end)
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .add_extension(_key_usage(issuer is None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False
@@ -374,6 +375,25 @@ def _sign(
             )
         builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
     return builder.sign(key, hashes.SHA256())
+
+
+def _key_usage(of_authority: bool) -> x509.KeyUsage:
+    """Returns what a key may sign: clients that verify strictly, as Python 3.13 does by default,
+    refuse an authority whose certificate does not state it.
+    """
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not of_authority,
+        key_cert_sign=of_authority,
+        crl_sign=of_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _general_name(address: str) -> x509.GeneralName:

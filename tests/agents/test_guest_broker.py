@@ -249,16 +249,20 @@ async def test_the_same_script_is_a_guest_locally_and_remotely(at: Open, tmp_pat
 
 
 async def test_from_another_host_over_tls_that_plain_clients_believe(tmp_path: Path) -> None:
-    """The authority is all that they need; who they are says their token."""
+    """The authority is all that they need, also those that verify strictly (Python 3.13's default);
+    their token says who they are.
+    """
     pytest.importorskip("cryptography", reason="connections between hosts need the extra `tls`")
     prepare(tmp_path, "https://127.0.0.1:1", KEYS)
     credentials = LiveCredentials(tmp_path / "tls" / SERVICE_FILE)
     url = f"https://127.0.0.1:{(port := free_port())}"
     ask = (
-        "import urllib.request as u, sys\n"
+        "import ssl, urllib.request as u\n"
+        "strict = ssl.create_default_context()\n"
+        "strict.verify_flags |= ssl.VERIFY_X509_STRICT\n"
         f"r = u.Request('{url}/v1/guests/x/lease', b'{{\"wait_s\": 0}}',"
         " {'authorization': 'Bearer owner'})\n"
-        "print(u.urlopen(r).read().decode())"
+        "print(u.urlopen(r, context=strict).read().decode())"
     )
     async with serving(GuestBroker(("127.0.0.1", port, url), KEYS, "secret", credentials)):
         for believed, expected in (
