@@ -186,7 +186,8 @@ KIND = SandboxKind(
     start=start,
     fix=(
         "allow unprivileged user namespaces: sysctl user.max_user_namespaces (and"
-        " kernel.apparmor_restrict_unprivileged_userns=0)"
+        " kernel.apparmor_restrict_unprivileged_userns=0); a container, whose /proc is masked, has"
+        " to run with --privileged"
     ),
     install=make_image_support,
     prepare=_prepare,
