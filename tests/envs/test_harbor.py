@@ -212,7 +212,8 @@ PAYING = {
 async def test_cheats_that_pay_in_the_agents_own_sandbox_are_those_of_the_docs(
     boxes: Boxes, tmp_path: Path, image: Path, name: str
 ) -> None:
-    task, env = _task(tmp_path, image, SHADOWED), HarborEnv()
+    # a test that takes a moment after its verdict, in which a writer in the background writes again
+    task, env = _task(tmp_path, image, f"{SHADOWED}; sleep 0.5"), HarborEnv()
     await verify(env, task, boxes=boxes)
     call = ToolCall("bash", {"command": CHEATS[name]})
     limits = RolloutLimits(artifact_mb=0)
