@@ -254,7 +254,12 @@ def sandbox_spec(env: SandboxedEnv, task: Task, stage: Stage) -> SandboxSpec | N
     Whoever starts sandboxes for a task takes their specs from here, whatever env it has.
     """
     spec = env.sandbox(task, stage)
-    if spec is None or "network" not in task.data:
+    return None if spec is None else with_network(spec, task, stage)
+
+
+def with_network(spec: SandboxSpec, task: Task, stage: Stage) -> SandboxSpec:
+    """Returns the sandbox with the network that the task asks for. Raises TaskError."""
+    if "network" not in task.data:
         return spec
     mode, hosts = network_of(task, stage)
     return replace(spec, network_mode=mode, allowed_hosts=hosts)

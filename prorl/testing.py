@@ -182,9 +182,8 @@ async def prepared_box(
     env: Env, task: Task, stage: Stage, boxes: Boxes, agent: str = ""
 ) -> AsyncIterator[Sandbox | None]:
     """Yields the sandbox that a stage needs, prepared as the stage does it."""
-    spec = sandbox_spec(env, task, stage)
-    if (program := program_of(agent)) is not None:
-        spec = program.sandbox(spec)
+    program = program_of(agent)
+    spec = program.sandbox(env, task) if program else sandbox_spec(env, task, stage)
     async with AsyncExitStack() as stack:
         sandbox = await stack.enter_async_context(boxes(spec)) if spec else None
         if stage is Stage.RUN or (sandbox is not None and isinstance(env, CachedWorkspace)):

@@ -32,10 +32,11 @@ class InitOperator(StageOperator):
         env = await self._env(task, read_limit(row, "init_s"))
         env.check(task)
         messages, tools = env.messages(task), env.tools(task)
-        spec = sandbox_spec(env, task, Stage.RUN)
+        spec: SandboxSpec | None
         if (program := program_of(row.value("agent"))) is not None:
-            spec = program.sandbox(spec)
+            spec = program.sandbox(env, task)
         else:
+            spec = sandbox_spec(env, task, Stage.RUN)
             most, deadline = int(read_limit(row, "max_tokens")), Deadline(read_limit(row, "init_s"))
             await check_length(row.value("renderer"), messages, tools, most, deadline)
         ref = SandboxRef()

@@ -19,8 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from prorl.envs.base import spec_of
 from prorl.errors import ConfigError
-from prorl.types import HOST_WHEELS, SandboxSpec
+from prorl.network_policy import SandboxedEnv, sandbox_spec, with_network
+from prorl.types import HOST_WHEELS, SandboxSpec, Stage, Task
 
 COMMAND = "command:"
 MOST_CARRIED_BYTES = 64 << 10
@@ -44,9 +46,14 @@ class Program:
     address_bytes: int = 0
     """`SandboxSpec.address_bytes` at least."""
 
-    def sandbox(self, spec: SandboxSpec | None) -> SandboxSpec:
-        """The sandbox that a task gets for this program, from the one it asks for."""
-        spec = spec or SandboxSpec()
+    def sandbox(self, env: SandboxedEnv, task: Task) -> SandboxSpec:
+        """Returns the sandbox of RUN in which the program works on a task: the env's, with the
+        program's packages. Where no tool of the env needs a sandbox, `task.data` alone says which
+        image, packages, resources and network it has. Raises TaskError.
+        """
+        spec = sandbox_spec(env, task, Stage.RUN)
+        if spec is None:
+            spec = with_network(spec_of(task, ()), task, Stage.RUN)
         if self.address_bytes:
             room = max(spec.address_bytes, self.address_bytes)
             spec = replace(spec, address_bytes=room)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,9 +30,10 @@ from prorl.testing import LocalSandbox, Replies, Reply, isolated, play
 from prorl.types import (
     HOST_WHEELS,
     FailureCode,
+    Json,
     Message,
     RolloutLimits,
-    SandboxSpec,
+    Stage,
     StopReason,
     Task,
     ToolCall,
@@ -69,6 +71,10 @@ class Notes(BaseEnv):
     async def artifact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         assert sandbox is not None
         return (await sandbox.exec(["cat", "note"], 10.0)).output.encode()
+
+
+def notes(**data: Json) -> Task:
+    return Task(task_id="t", env="notes", prompt="?", data=data)
 
 
 def bash(line: str) -> Message:
@@ -292,11 +298,28 @@ async def test_a_prompt_that_no_word_holds_is_refused_with_the_mend(tmp_path: Pa
 
 def test_its_packages_join_those_of_a_task_without_image() -> None:
     mini = PROGRAMS["mini-swe-agent"]
-    spec = mini.sandbox(SandboxSpec(requirements=("pytest",), wheels=HOST_WHEELS))
+    spec = mini.sandbox(Notes(), notes(requirements=["pytest"], wheels=HOST_WHEELS))
     assert spec.requirements == ("pytest", *mini.requirements)
     assert spec.wheels == ""
-    assert mini.sandbox(SandboxSpec(image="swe")).requirements == ()
-    assert mini.sandbox(None).requirements == mini.requirements
+    assert mini.sandbox(Notes(), notes(image="swe")).requirements == ()
+    assert mini.sandbox(Notes(), notes()).requirements == mini.requirements
+
+
+@pytest.mark.parametrize("without", [{}, {"settings": {"tools": []}}])
+def test_a_tasks_data_describes_its_sandbox_where_the_env_offers_no_tools(
+    without: Mapping[str, Json],
+) -> None:
+    env = Notes() if without else BaseEnv()
+    further = {"requirements": ["openai"], "sandbox": {"cpus": 2.0}, "network": "public"}
+    task = notes(**without, **further)
+    assert env.sandbox(task, Stage.RUN) is None
+    own = PROGRAMS["mini-swe-agent"].requirements
+    for agent, packages in (("command: python3 loop.py", ()), ("mini-swe-agent", own)):
+        program = program_of(agent)
+        assert program is not None
+        spec = program.sandbox(env, task)
+        assert spec.requirements == ("openai", *packages)
+        assert (spec.cpus, spec.network_mode) == (2.0, "public")
 
 
 @pytest.mark.parametrize("name", ["command:", "command: 'a", "mini-swe-agnet"])

@@ -366,9 +366,8 @@ async def test_stored_ids_fed_back_to_the_engine_give_their_logprobs(
             case, env = CASES[name], get_env("swe")
             swe_task = task(case)
             agent = case.agent.replace("command: ", "command: env MORE=2 ", 1)
-            spec = env.sandbox(swe_task, Stage.RUN)
-            if (program := program_of(agent)) is not None:
-                spec = program.sandbox(spec)
+            program = program_of(agent)
+            spec = program.sandbox(env, swe_task) if program else env.sandbox(swe_task, Stage.RUN)
             assert spec is not None
             async with isolated()(spec) as sandbox:
                 await env.prepare(swe_task, sandbox)
