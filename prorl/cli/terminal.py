@@ -119,8 +119,8 @@ def _write(data: bytes) -> None:
 
 @contextmanager
 def _raw_keyboard(loop: asyncio.AbstractEventLoop, writer: asyncio.StreamWriter) -> Iterator[None]:
-    """Sends what is typed to the sandbox, key by key, with the size of the window; of a pipe it
-    sends everything and then the end of text.
+    """Sends what is typed to the sandbox, key by key, with the size of the window; of a pipe or a
+    file it sends everything and then the end of text.
     """
     keyboard = sys.stdin.fileno()
     is_terminal = os.isatty(keyboard)
@@ -155,7 +155,14 @@ def _raw_keyboard(loop: asyncio.AbstractEventLoop, writer: asyncio.StreamWriter)
     if is_terminal:
         tty.setraw(keyboard, termios.TCSADRAIN)  # what was typed before is kept
         loop.add_signal_handler(signal.SIGWINCH, resized)
-    loop.add_reader(keyboard, typed)
+    try:
+        loop.add_reader(keyboard, typed)
+    except (
+        PermissionError
+    ):  # epoll takes neither a regular file nor /dev/null; no read of them waits
+        while content := os.read(keyboard, READ_BYTES):
+            send(TYPED, content)
+        end_text()
     try:
         yield
     finally:

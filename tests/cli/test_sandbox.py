@@ -137,6 +137,18 @@ def test_the_reference_is_played_and_graded(
     assert b"reference: files -> exit 0" in done.stderr
 
 
+def test_a_script_may_be_a_file_or_nothing(tasks: Path) -> None:
+    command = [sys.executable, "-m", "prorl.cli", "sandbox", "open", str(tasks)]
+    command += ["--sandbox", "local"]
+    script = tasks.with_name("script.sh")
+    script.write_text("echo from a ''file\n")
+    for path, output in ((script, b"from a file"), (Path(os.devnull), b"")):
+        with path.open("rb") as stdin:
+            done = subprocess.run(command, stdin=stdin, capture_output=True)
+        assert done.returncode == 0, done.stderr
+        assert output in done.stdout
+
+
 @pytest.mark.timeout(240)
 def test_a_window_that_is_closed_leaves_nothing(tasks: Path) -> None:
     with opened(str(tasks), "--sandbox", "local") as terminal:
