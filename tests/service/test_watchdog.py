@@ -95,6 +95,22 @@ def test_attempts_that_all_fail_alike_are_reported_until_an_attempt_succeeds(
     assert world.run.stalled == ""
 
 
+def test_the_trouble_of_a_run_is_a_single_line_that_ends_as_the_traceback_does(
+    world: Clockwork,
+) -> None:
+    world.come("store", "run", "init", "eval")
+    world.submit(group(n=8))
+    world.core.pump(8)
+    traceback = "\n".join((*("  a frame, line 1" for _ in range(40)), "ImportError: no openai"))
+    for record in world.run.rollouts.values():
+        world.core.rollouts.failed(record, 1, "stage_error", f"it ended:\n{traceback}")
+    world.watchdog.look("")
+    assert "the first: it ended: a frame" in world.run.stalled
+    assert world.run.stalled.endswith("ImportError: no openai")
+    assert "\n" not in world.run.stalled
+    assert len(world.run.stalled) < 400
+
+
 def test_an_open_run_without_work_is_idle_until_it_gets_some(world: Clockwork) -> None:
     world.come("store", "run", "init", "eval")
     assert world.stalled() == "", "its submitter may submit in phases"

@@ -32,8 +32,10 @@ NOTHING_KEPT = 32
 one in ten is kept, 32 in a row are dropped once in thirty times.
 """
 
-MESSAGE_CHARS = 200
-"""Characters of what the first of them said."""
+MESSAGE_CHARS = 300
+"""The limit of the first failure's message in a run's trouble. A longer one lacks its middle: its
+end often names the error, as in a traceback.
+"""
 
 
 def reason(
@@ -128,7 +130,10 @@ def failure_streak(run: RunRecord) -> str:
     code, count, message = run.progress.failure_streak
     if count < MIN_STREAK:
         return ""
-    return f"attempt after attempt fails with {code.value}, the first: {message[:MESSAGE_CHARS]}"
+    words = " ".join(message.split())
+    if len(words) > MESSAGE_CHARS:
+        words = f"{words[: MESSAGE_CHARS // 2]} ... {words[-MESSAGE_CHARS // 2 :]}"
+    return f"attempt after attempt fails with {code.value}, the first: {words}"
 
 
 class ProgressWatchdog:
