@@ -115,6 +115,8 @@ class ProgressDisplay:
         self._quiet, self._clock = quiet, clock
         self._began_s = self._printed_s = clock()
         self._printed_end = False
+        self._ended_before: int | None = None
+        """The rollouts that had ended at the first look, as a resumed run has them."""
         self._looks: deque[tuple[float, int]] = deque(maxlen=10)
         """The times, and how many tokens there were."""
         self._terminal = not quiet and sys.stderr.isatty()
@@ -141,7 +143,10 @@ class ProgressDisplay:
         total = max(total, sum(run["counts"].values()))
         tokens = sum(int(load["tokens"]) for load in stages.values())
         in_flight = sum(load["busy"] for load in stages.values())
-        fast = speed(ended(run), total, now_s - self._began_s, in_flight)
+        if self._ended_before is None:
+            self._ended_before = ended(run)
+        since = ended(run) - self._ended_before
+        fast = speed(since, total - self._ended_before, now_s - self._began_s, in_flight)
         self._looks.append((now_s, tokens))
         since_s, before = self._looks[0]
         line = figures(run, max(0, tokens - before) / max(now_s - since_s, 1e-3), more)

@@ -85,7 +85,8 @@ async def run_plan(
             note(f"interrupted: what was done is kept in {plan.directory}; `{again}` continues")
             return 130
     tidy(plan.where)
-    return present(plan.where, json=json, elapsed_s=finished)
+    # a resumed run's rollouts took longer than this process did
+    return present(plan.where, json=json, elapsed_s=None if plan.resume else finished)
 
 
 def _import_late() -> None:

@@ -42,6 +42,18 @@ def test_off_a_terminal_a_line_comes_every_ten_seconds_and_at_the_end(
     assert last.startswith("   16 s")
 
 
+def test_rollouts_of_before_a_resume_do_not_count_as_speed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    times = iter((0.0, 1.0, 11.0, 21.0))
+    display = ProgressDisplay(clock=lambda: next(times))
+    for completed in (900, 920, 950):
+        display.update(_run(completed=completed), 1000)
+    first, second = capsys.readouterr().err.splitlines()
+    assert " · 1.8 rollouts/s, about 44 s left" in first
+    assert " · 2.4 rollouts/s, about 21 s left" in second
+
+
 def test_kept_and_dropped_groups_and_the_waiting_reason_are_displayed() -> None:
     run = _run() | {
         "groups": {"kept": 2, "acked": 1, "dropped": 9},
