@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from prorl.cli.app import build
+from prorl.cli.settings import check_model, job_settings, service_settings
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -141,6 +142,15 @@ def test_the_manifest_says_command_lines_that_exist() -> None:
     for words in command_lines:
         ignored = build().parse_args(words, exit_on_error=False, print_error=False)[2]
         assert not ignored
+
+
+def test_the_service_of_the_manifest_accepts_its_model_server() -> None:
+    words = [
+        str(word) for word in manifests()[1]["spec"]["template"]["spec"]["containers"][0]["args"]
+    ]
+    flags = build().parse_args(words, exit_on_error=False, print_error=False)[1].arguments
+    values = job_settings("serve", None, {"policy": flags["policy"]}, flags["set_"]).service
+    check_model(values, service_settings(values, flags["root"], flags["policy"]), "")
 
 
 @pytest.mark.parametrize(
