@@ -64,7 +64,7 @@ async def test_counts_failures_and_phases_are_what_happened(tmp_path: Path) -> N
         assert again.rollout_id == bad.rollout_id
         assert value(seen, "prorl_rollouts", run="r", state="completed") == 1
         assert value(seen, "prorl_rollouts", run="r", state="leased") == 1
-        assert value(seen, "prorl_failures_total", code="sandbox_start") == 1
+        assert value(seen, "prorl_failures_total", failure_code="sandbox_start") == 1
         assert value(seen, "prorl_run_summed_reward", run="r") == 0.5
         assert value(seen, "prorl_backend_up", backend="scripted:oracle") == 1
         assert value(seen, "prorl_workers", stage="eval") == 1

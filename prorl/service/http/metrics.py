@@ -43,8 +43,13 @@ class _Service(Collector):
 
     def collect(self) -> Iterator[Metric]:
         core = self._core
-        yield _gauge("build_info", "1, with the version.", ("version",), {(self._version,): 1})
-        waiting = "Free slots of INIT that wait for work."
+        yield _gauge(
+            "build_info",
+            "Always 1; the label has the version of prorl.",
+            ("version",),
+            {(self._version,): 1},
+        )
+        waiting = "Free slots of INIT that wait for a rollout."
         yield _gauge("leases_waiting", waiting, (), {(): self._leases_waiting})
         transactions = "Commits of the control log."
         yield _counter("log_transactions", transactions, (), {(): core.log.transactions})
@@ -55,46 +60,71 @@ class _Service(Collector):
 
 
 _RUN_GAUGES: tuple[tuple[str, str, Callable[[RunRecord], float]], ...] = (
-    ("run_waiting_groups", "Groups that wait to be started.", lambda run: len(run.queues.pool)),
-    ("run_open_groups", "Groups that are started and not decided.", lambda run: run.open_groups),
+    (
+        "run_waiting_groups",
+        "Groups of the run that wait to be started.",
+        lambda run: len(run.queues.pool),
+    ),
+    (
+        "run_open_groups",
+        "Groups that were started and that the filter has not decided.",
+        lambda run: run.open_groups,
+    ),
     (
         "run_undelivered_groups",
-        "Kept groups that no trainer has taken yet.",
+        "Kept groups that were not sent to a trainer yet.",
         lambda run: run.delivery.waiting,
     ),
     (
         "run_uncommitted_groups",
-        "Groups that the trainer was given and has not committed: how far it is behind.",
+        "Groups that were sent to the trainer and that it has not committed.",
         lambda run: run.delivery.next_delivery - run.delivery.cursors.get("primary", 0),
     ),
     (
         "run_stored_bytes",
-        "Bytes of its commits, before compaction.",
+        "Bytes that the run has stored, before compaction.",
         lambda run: run.commits.stored_bytes,
     ),
-    ("run_policy_version", "Newest published policy version.", lambda run: run.weights.version),
-    ("run_unstored_rollouts", "Rollouts whose row no part holds yet.", lambda run: run.unstored),
+    (
+        "run_policy_version",
+        "Newest published version of the weights.",
+        lambda run: run.weights.version,
+    ),
+    ("run_unstored_rollouts", "Ended rollouts that are not stored yet.", lambda run: run.unstored),
     (
         "run_stalled",
-        "1 while nothing moves; status says why.",
+        "1 while the run is stalled; `prorl status` says why.",
         lambda run: float(bool(run.stalled)),
     ),
-    ("run_summed_reward", "Sum of rewards of valid rollouts.", lambda run: run.commits.reward_sum),
+    (
+        "run_summed_reward",
+        "Sum of the rewards of valid rollouts.",
+        lambda run: run.commits.reward_sum,
+    ),
     ("run_rewards", "Valid rollouts that have a reward.", lambda run: run.commits.num_rewards),
 )
 
 _STEP_COUNTERS = {
-    "steps": ("steps", "Steps that its trainer has committed."),
-    "step_s": ("step_seconds", "Seconds that these took."),
+    "steps": ("steps", "Steps that the trainer has committed."),
+    "step_s": ("step_seconds", "Seconds of committed steps."),
     "waited_s": (
         "trainer_wait_seconds",
-        "Of these: until the step's last group was handed out. Above 10 %: more rollouts; below"
-        " 5 %: fewer would do.",
+        "Part of `step_seconds` until the step's last group was sent. Above 10 %: use more slots;"
+        " below 5 %: fewer would do.",
     ),
-    "slots_s": ("slot_seconds", "Seconds of RUN's slots, all together, in its steps."),
-    "busy_s": ("slot_busy_seconds", "Of these: with a rollout, of whatever run."),
-    "worked_s": ("rollout_seconds", "Seconds of its rollouts in RUN and EVAL, in its steps."),
-    "wasted_s": ("wasted_seconds", "Of these: ended early, failed, stale, or left over."),
+    "slots_s": ("slot_seconds", "Seconds of all slots of RUN during the trainer's steps."),
+    "busy_s": (
+        "slot_busy_seconds",
+        "Part of `slot_seconds` in which slots had a rollout, of any run.",
+    ),
+    "worked_s": (
+        "rollout_seconds",
+        "Seconds of the run's rollouts in RUN and EVAL during its steps.",
+    ),
+    "wasted_s": (
+        "wasted_seconds",
+        "Part of `rollout_seconds` for rollouts that ended early, failed, were stale or unused.",
+    ),
 }
 
 
@@ -118,16 +148,16 @@ def _of_runs(state: State) -> Iterator[Metric]:
 
 
 _WORKER_GAUGES = {
-    "slots": "Rows that a worker takes at a time.",
-    "busy": "Slots that have a row.",
-    "queued": "Finished rows that wait for downstream.",
+    "slots": "Rollouts that a stage of a worker works on at a time, at most.",
+    "busy": "Slots that work on a rollout.",
+    "queued": "Finished rollouts that wait for the next stage.",
 }
 
 _WORKER_COUNTERS = {
-    "done": ("rows", "Rows that a worker finished."),
-    "failed": ("failures", "Attempts that ended in a worker."),
-    "busy_s": ("busy_seconds", "Seconds that slots had a row, of all slots together."),
-    "tokens": ("tokens", "Tokens that were sampled."),
+    "done": ("rows", "Rollouts that a stage of a worker has finished."),
+    "failed": ("failures", "Attempts that failed in a stage of a worker."),
+    "busy_s": ("busy_seconds", "Seconds that slots worked on a rollout, of all slots together."),
+    "tokens": ("tokens", "Sampled tokens."),
 }
 
 
@@ -140,7 +170,7 @@ def _of_workers(state: State) -> Iterator[Metric]:
         for worker in workers
         for role in worker.roles
     }
-    yield _gauge("in_flight_rollouts", "Attempts that a worker has in hand.", labels, in_flight)
+    yield _gauge("in_flight_rollouts", "Attempts that are leased to a worker.", labels, in_flight)
     stats = {
         (role, worker.node, worker.name): stats
         for worker in workers
@@ -157,24 +187,24 @@ def _of_workers(state: State) -> Iterator[Metric]:
 def _of_backends(core: Core) -> Iterator[Metric]:
     views, label = {(view["name"],): view for view in core.watched.view()}, ("backend",)
     up = {name: float(view["state"] == "ready") for name, view in views.items()}
-    yield _gauge("backend_up", "1 if it may be given work.", label, up)
+    yield _gauge("backend_up", "1 if the model server is ready for rollouts.", label, up)
     in_flight = {name: view["in_flight"] for name, view in views.items()}
-    yield _gauge("backend_in_flight", "Rollouts that it serves.", label, in_flight)
+    yield _gauge("backend_in_flight", "Rollouts that the model server serves.", label, in_flight)
     refused = {name: view["refused_replies"] for name, view in views.items()}
-    text = "Replies of it that contradicted the request or themselves."
+    text = "Replies of the model server that contradict the request or themselves."
     yield _counter("backend_refused_replies", text, label, refused)
     busy = {name: view["busy_replies"] for name, view in views.items()}
-    text = "Calls that it put off (HTTP 408, 429, 503)."
+    text = "Calls that the model server put off (HTTP 408, 429, 503)."
     yield _counter("backend_busy_replies", text, label, busy)
     yield from _reuse("backend", core.watched.calls)
     waiting = {(): core.failovers.num_waiting}
-    yield _gauge("rollouts_without_backend", "Attempts that wait for a backend.", (), waiting)
+    yield _gauge("rollouts_without_backend", "Attempts that wait for a model server.", (), waiting)
 
 
 def _of_rollouts(observed: Observed) -> Iterator[Metric]:
     failures = {(FAILURE_CLASS[code].value, code.value): n for code, n in observed.failures.items()}
     text = "Attempts that failed since the gateway started."
-    yield _counter("failures", text, ("failure_class", "code"), failures)
+    yield _counter("failures", text, ("failure_class", "failure_code"), failures)
     seconds = HistogramMetricFamily(
         "prorl_rollout_phase_seconds",
         "How long rollouts were in each phase: queue, init, run, eval, store.",
@@ -188,10 +218,10 @@ def _of_rollouts(observed: Observed) -> Iterator[Metric]:
 
 
 _REUSE = {
-    "prompt": "Tokens of prompts.",
-    "cached": "Those that a prefix cache had.",
-    "reusable": "Tokens of prompts that their rollout had said before.",
-    "reused": "Those of them that a prefix cache had.",
+    "prompt": "Prompt tokens.",
+    "cached": "Prompt tokens that a prefix cache had.",
+    "reusable": "Prompt tokens that an earlier call of the same rollout had sent or sampled.",
+    "reused": "Reusable prompt tokens that a prefix cache had.",
 }
 
 
