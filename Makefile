@@ -34,7 +34,8 @@ $(STAMP): pyproject.toml configs/system.sh
 	@bash configs/system.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install -qq --no-compile '$(TORCH)'
+	@echo "installing $(TORCH): some 200 MB, or 3 GB where pip finds only the build with CUDA"
+	@$(BIN)/python -m pip install -qq --no-compile '$(TORCH)' || { echo "error: no $(TORCH) for $$($(BIN)/python -V); name another version: make $(MAKECMDGOALS) TORCH=torch==VERSION" >&2; exit 1; }
 	$(BIN)/python -m pip install -qq --no-compile --editable '.[$(EXTRAS)]' --group dev --group docs
 	-$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
 	touch $@
@@ -201,13 +202,20 @@ test-as-user: setup ## as root: the tests of sandboxes, tools and pipeline once 
 docs: setup ## the documentation, in docs/_build/html
 	$(BIN)/python -m sphinx -q -W -b html docs docs/_build/html
 
-dist: setup ## sdist and wheel of the last commit, built twice the same, their files compared with the commit's (TAG=v0.1.0: of this version)
-	$(BIN)/python -m pip install -qq --group dist
-	$(BIN)/python configs/dist.py $(TAG)
+# What builds and checks the wheel needs nothing of prorl's own, neither torch nor a service.
+DIST ?= .venv-dist
+$(DIST)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(DIST)
+	$(DIST)/bin/python -m pip install -qq --upgrade 'pip>=25.1'
+	$(DIST)/bin/python -m pip install -qq --group dist
+	touch $@
+
+dist: $(DIST)/.installed ## sdist and wheel of the last commit, built twice the same, their files compared with the commit's (TAG=v0.1.0: of this version)
+	$(DIST)/bin/python configs/dist.py $(TAG)
 
 PYTHONS ?= $(PYTHON)
 test-installed: dist ## the wheel in empty environments of PYTHONS="python3.11 python3.13", with the highest and the lowest versions that it allows
-	UV=$(abspath $(BIN))/uv bash configs/installed.sh $(PYTHONS)
+	UV=$(abspath $(DIST))/bin/uv bash configs/installed.sh $(PYTHONS)
 
 # Types take most of the time, on one core: the others are checked beside them.
 check: setup ## format, lint, names, types, layers
@@ -226,4 +234,4 @@ checkpoint: setup ## train the toy policy that `make demo` starts from (SEED=0 O
 	$(BIN)/python -m configs.toy.train --seed $(or $(SEED),0) --out $(or $(OUT),prorl/assets/toy)
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) $(VLLM) $(ADAPTERS) $(UI) $(TRACKERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	rm -rf $(VENV) $(VLLM) $(ADAPTERS) $(UI) $(TRACKERS) $(DIST) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

@@ -5,7 +5,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 wheel=$(echo "$here"/dist/prorl-*.whl)
-uv=${UV:-$here/.venv/bin/uv}
+uv=${UV:-$here/.venv-dist/bin/uv}
 folder=$(mktemp -d /tmp/installed.XXXXXX)
 trap 'rm -rf "$folder"' EXIT
 # Neither this tree nor a set-up of the caller may stand in for a file that the wheel lacks.
