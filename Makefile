@@ -53,13 +53,13 @@ test-slow: setup ## tests of more than ten seconds
 test-faults: setup ## SIGKILL of every process kind in the middle of runs
 	$(PYTEST) -m faults --timeout 600
 
-promises: setup ## each promise of README and docs/guarantees.md beside its tests' results: fast suite, faults, cluster, and the slow tests among them (two hours)
+promises: setup ## writes docs/results.md: each promise of README and docs/guarantees.md beside its tests' results, of the fast suite, faults, cluster, and the slow tests among them (two hours)
 	rm -rf build/reports && mkdir -p build/reports
 	-$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder --junitxml build/reports/fast.xml
 	-$(PYTEST) -m faults --timeout 600 --junitxml build/reports/faults.xml
 	-$(PYTEST) -m cluster --timeout 600 --junitxml build/reports/cluster.xml tests/cluster
 	-$(PYTEST) -m 'slow and not faults and not cluster and not gpu and not vllm' --timeout 600 --junitxml build/reports/slow.xml $$($(BIN)/python -m tests.promises --tests)
-	$(BIN)/python -m tests.promises build/reports/*.xml
+	$(BIN)/python -m tests.promises build/reports/*.xml | tee docs/results.md
 
 test-guards: setup ## each guard of the core switched off in a copy of the tree: a test must fail
 	$(PYTEST) -m faults -s tests/faults/test_guards.py

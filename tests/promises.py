@@ -1,4 +1,4 @@
-"""Each promise of README.md and docs/guarantees.md with the result of its tests, as a table.
+"""Each promise of README.md and docs/guarantees.md with the result of its tests, as a page.
 
     make promises                               # runs the suites, then this
     python -m tests.promises REPORT.xml [...]   # of suites that ran already (pytest --junitxml);
@@ -12,11 +12,13 @@ Exits with 1 where a promise is broken.
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -173,24 +175,29 @@ def result(promise: Promise, all_cases: list[Case]) -> str:
 
 
 def main(reports: list[Path]) -> int:
-    """Print the table. Returns the exit status."""
+    """Print the page. Returns the exit status."""
     by_test = {(case.file, case.name): case for report in reports for case in cases(report)}
     all_cases = list(by_test.values())
     argv = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     commit = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
     outcomes = Counter(case.outcome for case in all_cases)
-    print(
-        f"Commit {commit}, Python {platform.python_version()}, {platform.system()}"
-        f" {platform.release()} on {platform.machine()}:"
-        f" {', '.join(f'{outcomes[name]} {name}' for name in sorted(outcomes))}.\n"
-    )
-    print("| promise | page | command | result |\n|---|---|---|---|")
+    counts = ", ".join(f"{outcomes[name]:,} {name}" for name in sorted(outcomes))
     is_kept = True
-    for promise in promises():
-        command = f"pytest -m '' {' '.join(promise.arguments)}"
-        outcome = result(promise, all_cases)
-        is_kept &= not outcome.startswith("BROKEN")
-        print(f"| {promise.words} | {promise.page} | `{command}` | {outcome} |")
+    print(
+        "# Test results\n\n"
+        "Each promise of the README and of [Guarantees](guarantees.md), the command that shows it,"
+        " and its result.\n`make promises` runs the suites and prints this page. A promise is open"
+        " where a test of it did not run, or\nall were skipped.\n\n"
+        f"Commit {commit}, Python {platform.python_version()}, {os.cpu_count()} cores,"
+        f" {platform.system()} {platform.release()} on {platform.machine()}: {counts}."
+    )
+    for page, of_page in groupby(promises(), lambda promise: promise.page):
+        print(f"\n## {page}\n\n| promise | command | result |\n|---|---|---|")
+        for promise in of_page:
+            outcome = result(promise, all_cases)
+            is_kept &= not outcome.startswith("BROKEN")
+            arguments = " ".join(promise.arguments)
+            print(f"| {promise.words} | `pytest -m '' {arguments}` | {outcome} |")
     return 0 if is_kept else 1
 
 
