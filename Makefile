@@ -59,7 +59,7 @@ promises: setup ## writes docs/results.md: each promise of README and docs/guara
 	-$(PYTEST) -m faults --timeout 600 --junitxml build/reports/faults.xml
 	-$(PYTEST) -m cluster --timeout 600 --junitxml build/reports/cluster.xml tests/cluster
 	-$(PYTEST) -m 'slow and not faults and not cluster and not gpu and not vllm' --timeout 600 --junitxml build/reports/slow.xml $$($(BIN)/python -m tests.promises --tests)
-	$(BIN)/python -m tests.promises build/reports/*.xml | tee docs/results.md
+	$(BIN)/python -m tests.promises build/reports/*.xml > build/results.md && mv build/results.md docs/results.md
 
 test-guards: setup ## each guard of the core switched off in a copy of the tree: a test must fail
 	$(PYTEST) -m faults -s tests/faults/test_guards.py
