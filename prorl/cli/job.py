@@ -119,7 +119,11 @@ class JobPlan:
             run=with_task_limits(run, tasks),
             tasks=tasks,
             about=(
-                *(line for each in task_sets for line in (each.about, *each.deviations)),
+                *(
+                    line
+                    for each in task_sets
+                    for line in (each.about, *each.bad_rows, *each.deviations)
+                ),
                 *ungranted_network(tasks, service.sandbox.network.most),
             ),
             resume=resume,

@@ -27,6 +27,7 @@ Check = Callable[[Task], None]
 """Raises TaskError for a task that its env cannot run."""
 
 _LISTED_BAD_ROWS = 5
+_BAD_ROW_CHARS = 300
 _LISTED_TASKS = 3
 
 
@@ -55,8 +56,15 @@ class TaskSet:
         ]
 
     @property
+    def bad_rows(self) -> list[str]:
+        """A line for each of the first rows that were left out, with what was expected there."""
+        more = ["left out: ..."] if len(self.bad) > _LISTED_BAD_ROWS else []
+        rows = [f"left out: {error}"[:_BAD_ROW_CHARS] for error in self.bad[:_LISTED_BAD_ROWS]]
+        return rows + more
+
+    @property
     def about(self) -> str:
-        """Says in one line what was read as what, for which env, and what was left out."""
+        """Says in one line what was read as what, for which env, and how many were left out."""
         envs = ", ".join(sorted({task.env for task in self.tasks}))
         summary = (
             f"{self.source}: {pluralize(len(self.tasks), 'task')}, read as {self.format},"
@@ -69,9 +77,7 @@ class TaskSet:
             summary += f"; {repeated} ({self.repeated[0]})"
         if not self.bad:
             return summary
-        more = "; ..." if len(self.bad) > _LISTED_BAD_ROWS else ""
-        places = "; ".join(error.problem[:200] for error in self.bad[:_LISTED_BAD_ROWS])
-        return f"{summary}; {pluralize(len(self.bad), 'bad row')} left out: {places}{more}"
+        return f"{summary}; {pluralize(len(self.bad), 'bad row is', 'bad rows are')} left out"
 
 
 def load_tasks(

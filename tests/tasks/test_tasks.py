@@ -531,8 +531,8 @@ def test_bad_rows_are_skipped_only_on_request_and_counted(tmp_path: Path) -> Non
     assert [error.problem.split(": ")[0] for error in loaded.bad] == [
         f"{path}, line {number}" for number in (2, 3, 4)
     ]
-    assert "3 bad rows left out: " in loaded.about
-    assert f"{path}, line 4: unlucky" in loaded.about
+    assert loaded.about.endswith("; 3 bad rows are left out")
+    assert f"left out: {path}, line 4: unlucky" in loaded.bad_rows
     with pytest.raises(TaskError, match="line 2: unlucky"):
         read_tasks(_write(tmp_path / "b.jsonl", good, unlucky), check=refuse)
     with pytest.raises(TaskError, match="of no known format"):

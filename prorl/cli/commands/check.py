@@ -89,7 +89,7 @@ def check(
     task_set = read_tasks(path, absolute_env(env), limit, skip_invalid=skip_invalid)
     most = sandbox_environment().network.most
     for line in (
-        *(task_set.about, *task_set.deviations),
+        *(task_set.about, *task_set.bad_rows, *task_set.deviations),
         *ungranted_network(task_set.tasks, most),
     ):
         note(line)
