@@ -30,8 +30,8 @@ def main() -> None:
         if (error.name or "prorl").partition(".")[0] == "prorl":
             raise
         print(
-            f"error: {error.name} is not installed: this is the client alone; the command line"
-            " and the service are its extra `serve`",
+            f"error: {error.name} is not installed: this is the client alone; expected the extra"
+            " `serve`, with the command line and the service; pip install 'prorl[serve]'",
             file=sys.stderr,
         )
         code = 2

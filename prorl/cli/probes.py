@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
+from prorl import __version__
 from prorl.errors import ConfigError, ProrlError
 from prorl.net.join import ends_soon
 from prorl.pluralize import pluralize
@@ -41,6 +42,7 @@ class ProbeOutcome(NamedTuple):
 
 
 def probes(root: Path) -> Iterator[ProbeOutcome]:
+    yield ProbeOutcome("ok", "prorl", __version__)
     yield ProbeOutcome("ok", "python", platform.python_version())
     for package in ("pyarrow", "duckdb"):
         yield _package(package)
