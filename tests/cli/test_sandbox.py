@@ -15,7 +15,7 @@ import ptyprocess
 import pytest
 
 from prorl.cli.app import dispatch
-from tests.sandbox.conftest import KINDS
+from tests.sandbox.conftest import KINDS, why_not
 from tests.waiting import wait_until
 
 TASKS = (
@@ -129,6 +129,8 @@ def test_a_person_looks_around_solves_the_task_and_leaves(tasks: Path) -> None:
 def test_the_reference_is_played_and_graded(
     tasks: Path, kind: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    if reason := why_not(kind):
+        pytest.skip(reason)
     command = [sys.executable, "-m", "prorl.cli", "sandbox", "open", str(tasks)]
     command += ["--reference", "--tests", "--sandbox", kind]
     done = subprocess.run(command, input=b"cat solution.py\n", capture_output=True, check=True)
