@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from prorl.cli.commands.status import step_words
+from prorl.cli.commands.status import remarks, step_words
 from prorl.control import CommitCursor, Failed, Started, Stats
 from prorl.service.core.observed import StepUtilization
 from prorl.service.shapes import StepShares
@@ -156,9 +156,18 @@ def test_where_the_time_of_steps_went() -> None:
         (0.2, 0.0, "To feed the trainer, add model servers or slots"),
         (0.2, 0.5, "To feed the trainer, raise max_open_groups or max_staleness"),
         (0.07, 0.0, "The trainer is fed well"),
-        (0.01, None, "Fewer rollouts would do"),
+        (0.01, None, "Fewer model servers or slots would do"),
     ],
 )
 def test_status_says_what_to_scale(waited: float, idle: float | None, advice: str) -> None:
     steps = StepShares(steps=3, trainer_wait_share=waited, idle_slot_share=idle, wasted_share=0.5)
     assert step_words(steps).endswith(advice)
+
+
+@pytest.mark.parametrize(("state", "num_remarks"), [("open", 1), ("finished", 0)])
+def test_status_advises_only_on_a_run_that_is_open(state: str, num_remarks: int) -> None:
+    steps = StepShares(steps=2, trainer_wait_share=0.0, idle_slot_share=1.0, wasted_share=0.0)
+    run = {"run_id": "r", "state": state, "stalled": "", "idle": "", "uncommitted_groups": 0}
+    answer = {"bottleneck": "", "backends": [], "warnings": []}
+    rows = [{**run, "failures": {}, "steps": steps}]
+    assert len(list(remarks({**answer, "runs": rows}))) == num_remarks

@@ -205,7 +205,7 @@ def remarks(answer: Mapping[str, Json], run: str = "") -> Iterator[str]:
                 f"{row['run_id']}: attempts that ended without a result: {words};"
                 f" `prorl sql {row['run_id']} 'select * from attempts'` has each"
             )
-        if run in ("", row["run_id"]) and (steps := row["steps"]):
+        if run in ("", row["run_id"]) and row["state"] == "open" and (steps := row["steps"]):
             yield f"{row['run_id']}: {step_words(steps)}"
     for worker in answer.get("workers", ()):
         if worker["lease_block_reason"]:
@@ -235,7 +235,7 @@ def step_words(steps: StepShares) -> str:
         how = "raise max_open_groups or max_staleness" if scaled else "add model servers or slots"
         advice = f"To feed the trainer, {how}"
     elif waited < WAITS_LITTLE:
-        advice = "Fewer rollouts would do"
+        advice = "Fewer model servers or slots would do"
     idled = "" if idle is None else f" slots idled {idle * 100:.0f} %,"
     return (
         f"of its last {pluralize(steps['steps'], 'step')} the trainer waited {waited * 100:.0f} %,"
