@@ -37,7 +37,7 @@ $(STAMP): pyproject.toml configs/system.sh
 	@echo "installing $(TORCH): some 200 MB, or 3 GB where pip finds only the build with CUDA"
 	@$(BIN)/python -m pip install -qq --no-compile '$(TORCH)' || { echo "error: no $(TORCH) for $$($(BIN)/python -V); name another version: make $(MAKECMDGOALS) TORCH=torch==VERSION" >&2; exit 1; }
 	$(BIN)/python -m pip install -qq --no-compile --editable '.[$(EXTRAS)]' --group dev --group docs
-	-$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
 demo: setup $(if $(filter vllm,$(POLICY)),$(VLLM_STAMP)) $(if $(filter smollm2,$(MODEL)),$(SMOLLM2)/config.json) $(if $(filter trl,$(TRAINER)),$(ADAPTERS)/.trl) ## a tiny policy learns to use tools, in about two minutes on two cores (POLICY=vllm: on a real vLLM, ten; or POLICY=http://HOST:PORT; TRAINER=trl: by TRL; MODEL=smollm2: a pretrained model on a real vLLM, without tools, 12 to 22)

@@ -10,7 +10,7 @@ if ((${#missing[@]})); then
     { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}"; } >/dev/null 2>&1 ||
       echo "system: could not install ${missing[*]}; going on without" >&2
   else
-    echo "system: missing ${missing[*]} (install them as root for further kinds of sandbox); going on without" >&2
+    echo "system: going on without ${missing[*]}, for further kinds of sandbox; as root: apt-get install ${missing[*]}" >&2
   fi
 fi
 if ! command -v singularity >/dev/null 2>&1; then
@@ -18,7 +18,7 @@ if ! command -v singularity >/dev/null 2>&1; then
   if [ "$(id -u)" = 0 ] && [ -f "$installer" ] && command -v apt-get >/dev/null 2>&1; then
     bash "$installer" >/dev/null 2>&1 || echo "system: could not install Apptainer ($installer); going on without" >&2
   else
-    echo "system: no singularity/apptainer; going on without" >&2
+    echo "system: going on without Apptainer, a further kind of sandbox; as root on Debian 12: bash $installer" >&2
   fi
 fi
 exit 0
