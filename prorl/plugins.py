@@ -99,11 +99,11 @@ def unknown(
     """The error for a name that nobody has registered."""
     names = sorted(set(names_in_use))
     near = difflib.get_close_matches(name, names, n=1)
-    hint = (
-        f"did you mean {near[0]!r}?"
-        if near
-        else f"register your own as an entry point of the group {group!r}"
-    )
+    hint = f"register your own as an entry point of the group {group!r}"
+    if name.endswith(".py"):
+        hint = f"name the class or function of the file: {f'{name}:NAME'!r}"
+    elif near:
+        hint = f"did you mean {near[0]!r}?"
     return error(
         f"unknown {noun(group)} {name!r}", f"one of {', '.join(names)}" if names else "", hint
     )

@@ -95,6 +95,8 @@ def test_an_unknown_name_names_the_nearest_of_all() -> None:
         ),
     ):
         get_agent("xyzzy")
+    with pytest.raises(ConfigError, match=r"name the class .* of the file: 'careful.py:NAME'$"):
+        get_agent("careful.py")
 
 
 @pytest.mark.parametrize(
