@@ -34,7 +34,9 @@ def build(folder: Path) -> list[Path]:
     archive = folder / "source.tar"
     git("archive", "--output", str(archive), "HEAD")
     with tarfile.open(archive) as tar:
-        tar.extractall(source, filter="data")
+        # an attribute, since `extractall` of Debian 12's Python, 3.11.2, takes no filter
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)
+        tar.extractall(source)
     # The archives' times are those of the commit, so that anybody builds the same bytes.
     env = {**os.environ, "SOURCE_DATE_EPOCH": git("log", "-1", "--format=%ct").strip()}
     command = [sys.executable, "-m", "build", "--outdir", str(out), str(source)]

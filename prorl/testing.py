@@ -368,7 +368,9 @@ class LocalSandbox:
 
     async def restore(self, path: str) -> None:
         with tarfile.open(path) as tar:
-            tar.extractall(self.folder, filter="tar")
+            # Debian 12's Python, 3.11.2, has no filters; what is unpacked is ours
+            tar.extraction_filter = getattr(tarfile, "tar_filter", None)
+            tar.extractall(self.folder)
 
     async def close(self) -> None:
         """Nothing to close."""

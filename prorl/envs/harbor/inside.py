@@ -181,6 +181,8 @@ def finish(path, member):
         left_out.append(f"{path} ({error})")
 folders = []
 with tarfile.open(pack, "r:gz") as tar:
+    # an attribute, since `extract` of Python 3.11.3 and older, as Debian 12 has it, takes no filter
+    tar.extraction_filter = lambda member, path: member
     meta = json.load(tar.extractfile(tar.next()))
     for folder, names in meta.get("folders", {}).items():
         if not os.path.isdir(folder) or os.path.realpath(folder) != folder:
@@ -215,7 +217,7 @@ with tarfile.open(pack, "r:gz") as tar:
             else:
                 member.uid = member.gid = os.getuid()
                 member.uname = member.gname = ""
-                tar.extract(member, given["target"], filter="fully_trusted")
+                tar.extract(member, given["target"])
         except OSError as error:
             left_out.append(f"{target} ({error.strerror})")
 os.unlink(pack)
