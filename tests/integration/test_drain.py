@@ -9,7 +9,7 @@ import signal
 import sqlite3
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,7 @@ LIMIT_S = 100
 
 def charges(running: Supervisor) -> tuple[int, int, int]:
     """Attempts beyond the first, infrastructure failures and worker losses, as the log has them."""
-    with sqlite3.connect(running.config.root / "control.db") as log:
+    with closing(sqlite3.connect(running.config.root / "control.db")) as log:
         sums = "SUM(attempt - 1), SUM(infra_failures), SUM(worker_losses)"
         (row,) = log.execute(f"SELECT {sums} FROM rollouts")
     return int(row[0]), int(row[1]), int(row[2])

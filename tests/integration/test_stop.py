@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -97,7 +97,7 @@ def _run(root: Path, kind: str) -> StoredRun:
 def _charges(root: Path) -> list[tuple[int, int]]:
     """Failures of infrastructure and losses of workers that rollouts were charged, in the log."""
     query = "SELECT DISTINCT infra_failures, worker_losses FROM rollouts"
-    with sqlite3.connect(root / "control.db") as control:
+    with closing(sqlite3.connect(root / "control.db")) as control:
         return list(control.execute(query))
 
 

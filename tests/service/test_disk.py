@@ -6,7 +6,7 @@ import asyncio
 import resource
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -69,5 +69,5 @@ async def test_a_log_that_the_disk_refused_goes_on(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         await log.write([(insert, [("never",)])])
     await asyncio.to_thread(log.close)
-    with sqlite3.connect(tmp_path / "control.db") as stored:
+    with closing(sqlite3.connect(tmp_path / "control.db")) as stored:
         assert len(stored.execute("SELECT * FROM backends").fetchall()) == 2

@@ -39,11 +39,16 @@ def test_another_version_and_another_file_are_refused(tmp_path: Path) -> None:
     connection.execute("UPDATE meta SET value = ?", (LOG_VERSION + 1,))
     connection.commit()
     connection.close()
-    with pytest.raises(SchemaError, match="which made it, or another root"):
+    with pytest.raises(SchemaError, match="which made it, or another root") as refused:
         ControlLog(tmp_path / "control.db")
     (tmp_path / "other.db").write_bytes(b"no database at all, but long enough to be looked at" * 9)
-    with pytest.raises(StorageError):
+    with pytest.raises(StorageError) as unreadable:
         ControlLog(tmp_path / "other.db")
+    # The frames of the refusals live on here: what they had opened is closed all the same.
+    assert refused.tb
+    assert unreadable.tb
+    open_files = [link.resolve() for link in Path("/proc/self/fd").iterdir()]
+    assert [path for path in open_files if path.parent == tmp_path] == []
 
 
 @pytest.mark.parametrize("when", ["dropped", "deleted before a start"])

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import duckdb
@@ -94,11 +95,12 @@ def test_the_name_of_a_killed_drop_is_dropped_again(tmp_path: Path) -> None:
     run = run_of_many_parts(root)
     trash = Path(run.root).with_name(f"{TRASH}{Path(run.root).name}")
     (trash / "rollouts").mkdir(parents=True)
-    sqlite3.connect(Path(run.root).with_name("control.db")).executescript(
-        "create table runs (run_id, state, config);"
-        "create table groups (run_id, state, delivery_seq);"
-        "create table cursors (run_id, consumer, seq)"
-    )
+    with closing(sqlite3.connect(Path(run.root).with_name("control.db"))) as log:
+        log.executescript(
+            "create table runs (run_id, state, config);"
+            "create table groups (run_id, state, delivery_seq);"
+            "create table cursors (run_id, consumer, seq)"
+        )
     drop_run(Path(run.root))
     assert not trash.exists()
     assert list_runs(root) == []

@@ -18,7 +18,7 @@ import sqlite3
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +48,17 @@ class ControlLog:
         make_folder(path.parent)
         self.path = path
         self._lock = lock_log(path.with_suffix(".lock"))
-        try:
-            self._writer = connect(path)
-            _prepare(self._writer, path)
-            _shrink(self._writer)
-            self._reader = connect(path)
-            self._reader.execute("PRAGMA query_only=ON")
-        except sqlite3.Error as error:
-            os.close(self._lock)
-            raise _failed(path, error) from error
-        except BaseException:
-            os.close(self._lock)
-            raise
+        with ExitStack() as refusal:
+            refusal.callback(os.close, self._lock)
+            try:
+                self._writer = refusal.enter_context(closing(connect(path)))
+                _prepare(self._writer, path)
+                _shrink(self._writer)
+                self._reader = refusal.enter_context(closing(connect(path)))
+                self._reader.execute("PRAGMA query_only=ON")
+            except sqlite3.Error as error:
+                raise _failed(path, error) from error
+            refusal.pop_all()
         ((self.owner,),) = self.read("SELECT value FROM meta WHERE key = 'owner'")
         """The name of this root, unlike any other's: directories that it makes carry it."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="control-log")
@@ -153,15 +152,18 @@ def _shrink(connection: sqlite3.Connection) -> None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    try:
-        connection = sqlite3.connect(
-            path, isolation_level=None, check_same_thread=False, cached_statements=64
-        )
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
-    except sqlite3.Error as error:
-        raise _failed(path, error) from error
+    with ExitStack() as refusal:
+        try:
+            connection = sqlite3.connect(
+                path, isolation_level=None, check_same_thread=False, cached_statements=64
+            )
+            refusal.callback(connection.close)
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
+        except sqlite3.Error as error:
+            raise _failed(path, error) from error
+        refusal.pop_all()
     return connection
 
 
