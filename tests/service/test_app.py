@@ -288,6 +288,9 @@ async def test_openapi_names_every_route_and_resolves(tmp_path: Path) -> None:
         assert used <= names
         assert document["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
         error = document["components"]["schemas"]["ErrorBody"]
+        ids = [r["operationId"] for methods in document["paths"].values() for r in methods.values()]
+        assert {"create_run", "submit_groups", "publish_version", "get_status"} <= set(ids)
+        assert len(ids) == len(set(ids)), "each is a method of a generated client"
         for path, methods in document["paths"].items():
             for method, route in methods.items():
                 statuses = {int(code) for code in route["responses"]}

@@ -38,6 +38,7 @@ def create_app(gateway: Gateway) -> GuardMiddleware:
         docs_url=None,
         redoc_url=None,
         openapi_url="/v1/openapi.json",
+        generate_unique_id_function=lambda route: route.name,  # a generated client's method
         redirect_slashes=False,  # it would name the host that the request named
         responses=RESPONSES,
     )
@@ -47,7 +48,7 @@ def create_app(gateway: Gateway) -> GuardMiddleware:
     core = gateway.core
 
     @app.get("/v1/status", response_model=views.Status)
-    async def status() -> Response:
+    async def get_status() -> Response:
         """Workers, stages, the bottleneck, backends, runs."""
         listener = gateway.config.listener
         soon = await asyncio.to_thread(ends_soon, gateway.config.root) if listener else {}
@@ -59,13 +60,13 @@ def create_app(gateway: Gateway) -> GuardMiddleware:
         return reply(views.status(core, gateway.leases.waiting, now, proving, warnings, listener))
 
     @app.get("/metrics")
-    async def scrape() -> Response:
+    async def get_metrics() -> Response:
         """Everything that a monitor wants, in Prometheus' text format."""
         text = metrics.exposition(core, gateway.leases.waiting, code_version())
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
     @app.get(OPEN, response_model=shapes.HealthReply)
-    async def healthz() -> Response:
+    async def get_health() -> Response:
         """Answers whether the gateway serves; needs no token."""
         return reply(shapes.HealthReply(ok=True))
 

@@ -70,7 +70,7 @@ def backend_routes(app: FastAPI, gateway: Gateway) -> None:
         return names
 
     @app.post("/v1/backends/pause", response_model=shapes.FailedBackends)
-    async def pause(body: HoldBody) -> Response:
+    async def pause_backends(body: HoldBody) -> Response:
         """Stop servers, for a trainer that gives them weights itself or lets them sleep. They get
         no rollouts, and who waits for them spends no budget, until `resume`; what they sample after
         it trains once a version is announced. Idempotent; `failed` says who did not stop and why.
@@ -81,7 +81,7 @@ def backend_routes(app: FastAPI, gateway: Gateway) -> None:
         return _paused_reply(names, failures)
 
     @app.post("/v1/backends/resume", response_model=shapes.FailedBackends)
-    async def resume(body: HoldBody) -> Response:
+    async def resume_backends(body: HoldBody) -> Response:
         """Let servers sample again. `failed` says who cannot, or gets no rollouts since nobody
         announced what it serves.
         """
@@ -90,7 +90,7 @@ def backend_routes(app: FastAPI, gateway: Gateway) -> None:
         return _paused_reply(names, failures)
 
     @app.put("/v1/backends", response_model=shapes.BackendList)
-    async def replace_pool(body: PoolBody) -> Response:
+    async def replace_backends(body: PoolBody) -> Response:
         """Make this the whole pool, at once or not at all."""
         names = list(dict.fromkeys(map(valid_url, body.backends)))
         async with replacing:

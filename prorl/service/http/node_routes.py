@@ -29,12 +29,12 @@ class DrainBody(StrictModel):
 
 def node_routes(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/v1/node", response_model=views.NodeSettings)
-    async def node() -> Response:
+    async def get_node_settings() -> Response:
         """The settings that a node on another host shares with the service."""
         return reply(views.NodeSettings.model_validate(gateway.config))
 
     @app.post("/v1/nodes/{node}/certificate", status_code=201, response_model=shapes.Certificate)
-    async def certificate(node: str, body: CertificateBody, request: Request) -> Response:
+    async def sign_certificate(node: str, body: CertificateBody, request: Request) -> Response:
         """Sign a node's own key: with what comes back it speaks as this node, and as no other.
         Whoever has a certificate of a node already gets one of the same name alone.
         """
@@ -54,7 +54,7 @@ def node_routes(app: FastAPI, gateway: Gateway) -> None:
         return reply(shapes.Certificate(certificate=signed, authority=authority.certificate), 201)
 
     @app.post("/v1/nodes/{node}/drain", status_code=202, response_model=shapes.Drained)
-    async def drain(node: str, body: DrainBody) -> Response:
+    async def drain_node(node: str, body: DrainBody) -> Response:
         """Have a node take nothing new, end or give back what it has, and leave. Charged to no
         rollout. Saying it again is fine, the earlier deadline counts. 404 once it has left.
         """

@@ -120,7 +120,7 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         },
         responses=also(views.Accepted, _200="all of it was there"),
     )
-    async def submit(run_id: str, request: Request) -> Response:
+    async def submit_groups(run_id: str, request: Request) -> Response:
         """Submit groups. 202 when something new was accepted, 200 when all of it was there. To a
         run with `epochs` they are its dataset: `last` says that it is whole, and the run makes
         groups of it.
@@ -207,7 +207,7 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
             _202="backends still load them: say it again",
         ),
     )
-    async def publish(run_id: str, body: VersionBody) -> Response:
+    async def publish_version(run_id: str, body: VersionBody) -> Response:
         """Have the run's backends load weights and publish them as a version, one above the last.
 
         With `announce` nothing is loaded: servers that the trainer gave them are believed when they
