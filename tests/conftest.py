@@ -57,8 +57,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item in kept]
 
 
+@pytest.hookimpl(tryfirst=True)  # before fixtures that need Apptainer
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """The tenth ends when its time is up: CI runs one each time, not all at once."""
+    """The tenth ends when its time is up: CI runs one each time, not all at once. A test of
+    Apptainer is skipped where that does not work, with the reason.
+    """
+    if item.get_closest_marker("apptainer"):
+        from tests.sandbox.conftest import why_not
+
+        if reason := why_not("apptainer"):
+            pytest.skip(reason)
     limit_s = float(os.environ.get("PRORL_TENTH_S", "0"))
     if limit_s and time.monotonic() - _BEGAN > limit_s:
         pytest.skip(f"the tenth's {limit_s:g} s are over")

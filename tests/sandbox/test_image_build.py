@@ -23,7 +23,6 @@ from prorl.sandbox.images.registry import Registry
 from prorl.sandbox.images.stack import merge
 from tests.faults.leftovers import marked
 from tests.sandbox import small_image
-from tests.sandbox.conftest import why_not
 from tests.sandbox.image_sources import Blobs, Entry, archive, packed
 from tests.waiting import until
 
@@ -148,8 +147,6 @@ async def test_from_a_dockerfile(registry: Registry, base: Path, tmp_path: Path)
 async def test_a_definition_may_name_a_pulled_image(
     registry: Registry, base: Path, tmp_path: Path
 ) -> None:
-    if why_not("apptainer"):
-        pytest.skip(why_not("apptainer"))
     blobs = Blobs()
     blobs.image("v1", packed(base), archive(Entry("etc/own", b"own")))
     Pull(registry, {}).pull("pulled", f"oci:{blobs.layout(tmp_path / 'oci')}:v1")
@@ -261,8 +258,6 @@ async def test_sigkill_in_the_middle_leaves_nothing(
 @pytest.mark.apptainer
 def test_as_an_ordinary_user(base: Path, place: Path, tmp_path: Path) -> None:
     """Folder, then a definition on top of it; the %post section believes to be root."""
-    if why_not("apptainer"):
-        pytest.skip(why_not("apptainer"))
     home = place / "home"
     home.mkdir()
     home.chmod(0o777)
