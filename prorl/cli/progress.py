@@ -51,7 +51,7 @@ def passed(run: Run, stage: Stage) -> int:
 
 def figures(run: Run, tokens_per_s: float, more: Iterable[str] = ()) -> str:
     """The line of figures below the bars, behind a command's own."""
-    reward = "-" if run["reward_mean"] is None else f"{run['reward_mean']:.3f}"
+    reward = "-" if run["mean_reward"] is None else f"{run['mean_reward']:.3f}"
     parts = [*more, f"reward {reward}", f"{tokens_per_s:,.0f} sampled tokens/s"]
     if lost := run["counts"].get(RolloutState.FAILED, 0):
         parts.append(f"failed {lost:,}")

@@ -101,12 +101,12 @@ class RunSnapshot(dict[str, Json]):
     """State, settings and counters of a run, as `GET /v1/runs/RUN` answers; prints as one line.
 
     >>> counts = {"queued": 2, "running": 1, "completed": 5}
-    >>> RunSnapshot(run_id="mine", state="open", counts=counts, reward_mean=0.5, version=3)
+    >>> RunSnapshot(run_id="mine", state="open", counts=counts, mean_reward=0.5, version=3)
     <run mine: open, 5 of 8 rollouts ended, reward 0.500, policy version 3; 5 keys>
     """
 
     def __repr__(self) -> str:
-        counts, mean = self.get("counts") or {}, self.get("reward_mean")
+        counts, mean = self.get("counts") or {}, self.get("mean_reward")
         num_ended = sum(num for state, num in counts.items() if RolloutState(state).terminal)
         words = (
             str(self.get("state")),
@@ -210,7 +210,7 @@ class Client:
     ) -> RunSnapshot:
         """Returns how good the policy is that serves now: tasks as a run of their own, waited for.
 
-        What `client.run` says of it at its end (`state`, `reward_mean`, `counts`). Said again under
+        What `client.run` says of it at its end (`state`, `mean_reward`, `counts`). Said again under
         the same name, after a crash too, it goes on and asks nothing twice. A training run beside
         it is served meanwhile, each with a fair share of the slots; weights that are published
         meanwhile sample from then on, and each token says which did.

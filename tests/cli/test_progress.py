@@ -14,7 +14,7 @@ def _run(tokens: int = 0, state: str = "open", **counts: int) -> dict[str, Json]
         stage: {"busy": busy, "queued": queued, "tokens": tokens * (stage == "run")}
         for stage, (busy, queued) in loads.items()
     }
-    return {"counts": counts, "stages": stages, "reward_mean": 0.5, "state": state}
+    return {"counts": counts, "stages": stages, "mean_reward": 0.5, "state": state}
 
 
 def test_bars_count_rollouts_that_passed_each_stage() -> None:

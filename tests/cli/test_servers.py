@@ -61,7 +61,7 @@ class Stalled:
     def run(self, name: str) -> Json:
         state, stalled = self._answers.pop(0)
         config = {"delivery": "store"}
-        progress = {"counts": {}, "stages": {}, "reward_mean": None, "commits": 0, "config": config}
+        progress = {"counts": {}, "stages": {}, "mean_reward": None, "commits": 0, "config": config}
         return {**progress, "state": state, "stalled": stalled, "cancelled": False}
 
 

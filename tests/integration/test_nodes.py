@@ -96,7 +96,7 @@ async def test_two_nodes_share_a_run(tmp_path: Path, sandbox_kind: str) -> None:
         client = submitted(running)
         view = await finished(client)
         assert view["counts"]["completed"] == 2 * len(TASKS)
-        assert view["reward_mean"] == 1.0
+        assert view["mean_reward"] == 1.0
         async with asyncio.timeout(60):  # hearts of other hosts beat each two seconds
             while SHARERS - await busy(client):
                 await asyncio.sleep(0.2)

@@ -79,7 +79,7 @@ async def test_a_run_from_submit_to_finished(tmp_path: Path, kind: str) -> None:
         assert [row.read(RunNews).state for row in await store.hear(Kind.RUN, 2)][1] == "finished"
         view = await w.until(lambda v: v["state"] == "finished")
         assert view["counts"]["completed"] == 4
-        assert view["reward_mean"] == 1.0
+        assert view["mean_reward"] == 1.0
         assert not w.core.state.runs["r"].groups, "what is settled must leave memory"
 
 

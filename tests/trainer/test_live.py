@@ -128,5 +128,5 @@ def test_an_evaluation_is_a_run_of_its_own_that_is_waited_for(root: Path) -> Non
         status = client.evaluate("eval-0", tasks, n=4)
         assert status["state"] == "finished"
         assert status["counts"]["completed"] == 48
-        assert 0 < status["reward_mean"] < 1
+        assert 0 < status["mean_reward"] < 1
         assert client.evaluate("eval-0", tasks, n=4) == status, "nothing is asked twice"

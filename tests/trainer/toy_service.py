@@ -52,4 +52,4 @@ def evaluate_heldout(
     if weights is not None:
         client.publish(run, 1, weights)
     status = client.evaluate(run, tasks, sampling=SAMPLING.params(), **how)
-    return float(status["reward_mean"])
+    return float(status["mean_reward"])

@@ -175,7 +175,7 @@ def _edge_row(edge: Mapping[str, Json]) -> tuple[object, ...]:
 def _run_row(run: Mapping[str, Json]) -> tuple[object, ...]:
     states = " ".join(f"{state} {n}" for state, n in run["counts"].items() if n)
     reused = "-" if run["reused_share"] is None else f"{run['reused_share']:.0%}"
-    return (run["run_id"], run["state"], states, run["reward_mean"], reused)
+    return (run["run_id"], run["state"], states, run["mean_reward"], reused)
 
 
 def remarks(answer: Mapping[str, Json], run: str = "") -> Iterator[str]:

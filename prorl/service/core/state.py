@@ -613,7 +613,7 @@ class RunRecord:
         }
 
     @property
-    def reward_mean(self) -> float | None:
+    def mean_reward(self) -> float | None:
         commits = self.commits
         return commits.reward_sum / commits.num_rewards if commits.num_rewards else None
 

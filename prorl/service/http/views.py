@@ -77,7 +77,7 @@ class RunSummary(View):
     """Trackers that get its curves or traces."""
     idle: str = at("idle")
     """The notice that an open run has no work left, and how to give it some."""
-    reward_mean: float | None
+    mean_reward: float | None
     num_rewards: int = at("commits.num_rewards")
     uncommitted_groups: int
     """Kept groups of a stream that its trainer has not committed."""
