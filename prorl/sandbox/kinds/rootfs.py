@@ -104,10 +104,12 @@ class Source(NamedTuple):
     target: str
     fd: int
     detached: bool
-    """A clone of the mount (made as root), else an O_PATH descriptor."""
+    """A clone of the mount (made as root, or for the network), else an O_PATH descriptor."""
     is_file: bool = False
     is_networks: bool = False
-    """The operator's, for sandboxes with a network: it is shown over what an image has there."""
+    """The operator's, for sandboxes with a network: it is shown over what an image has there, when
+    the host's root has gone and no descriptor of it can be bound.
+    """
 
 
 def open_sources(launch: Launch) -> list[Source]:
@@ -120,7 +122,10 @@ def open_sources(launch: Launch) -> list[Source]:
     own = [pair.split(":") for pair in launch.files]
     return [
         *(_open_source(launch, path, target) for path, target in folders),
-        *(_open_source(launch, path, target)._replace(is_networks=True) for path, target in own),
+        *(
+            Source(target, calls.clone_tree(path), True, not os.path.isdir(path), is_networks=True)
+            for path, target in own
+        ),
     ]
 
 
