@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from itertools import count, cycle
 from pathlib import Path
@@ -348,7 +349,7 @@ LINES = [
 async def test_each_assertion_has_a_twin_that_honest_work_fails(tmp_path: Path) -> None:
     tests = [f"    def test_{number}(self):\n        {line}\n" for number, line in enumerate(LINES)]
     names = [f"test_it.py::TestIt::test_{number}" for number in range(len(LINES))]
-    argv = ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", "-rp"]
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", "-rp"]
     folder = tmp_path
     (folder / "pkg").mkdir(parents=True)
     (folder / "pkg/core.py").write_text("def f(x): return x\n")

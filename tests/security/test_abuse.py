@@ -96,7 +96,8 @@ async def test_an_agent_reads_no_package_that_the_host_has_installed(box: Box) -
     ours = {os.path.realpath(path) for path in package_folders()}
     if any(path.startswith("/usr/") for path in ours):
         pytest.skip("the tool server's own interpreter is the host's")
-    assert list(Path("/usr/lib").glob("python3*/dist-packages/*")), "nothing here to hide"
+    if not list(Path("/usr/lib").glob("python3*/dist-packages/*")):
+        pytest.skip("the host has installed no package that could be hidden")
     assert (await box.sh(f"{show} 2>/dev/null"))[1] == ""
 
 
