@@ -172,3 +172,21 @@ def test_a_task_is_fine_without_a_reference_and_a_best_reward_may_be_five(
     output = capsys.readouterr().out
     assert says in output
     assert status == 0, output
+
+
+def test_a_problem_that_many_tasks_have_is_listed_for_a_few(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows: list[dict[str, object]]
+    rows = [{"task_id": f"t{n}", "env": "math", "prompt": f"{n} + 1?"} for n in range(6)]
+    rows += [{**rows[0], "task_id": "other", "data": {"answer": "1", "image": 5}}]
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert dispatch(["check", str(tasks), "--sandbox", "local"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines[:3]] == ["t0", "t1", "t2"]
+    assert lines[3] == "3 further tasks have the same problem; `--json` lists all"
+    assert lines[4].startswith("other: task 'other': data.image is 5")
+    assert lines[5].endswith(": 7 of 7 tasks fail")
+    assert dispatch(["check", str(tasks), "--sandbox", "local", "--json"]) == 1
+    assert capsys.readouterr().out.count("t5") >= 1

@@ -36,6 +36,10 @@ LIMITS = RolloutLimits(
 
 PROGRESS_S = 10.0
 """Between two lines about how far a check has come."""
+LISTED_ALIKE = 3
+"""Tasks with the same problem that have a line each. A wrong setting is the problem of every task
+of a file, and its lines would hide the others.
+"""
 
 
 class CheckStep(NamedTuple):
@@ -100,8 +104,15 @@ def check(
 
 def _lines(path: str, findings: Sequence[TaskCheck]) -> Iterator[str]:
     bad = [finding for finding in findings if finding.problem]
+    groups = dict[str, list[TaskCheck]]()
     for finding in bad:
-        yield clean(f"{finding.task_id}: {finding.problem}")
+        groups.setdefault(finding.problem.replace(repr(finding.task_id), ""), []).append(finding)
+    for group in groups.values():
+        for finding in group[:LISTED_ALIKE]:
+            yield clean(f"{finding.task_id}: {finding.problem}")
+        if (rest := len(group) - LISTED_ALIKE) > 0:
+            tasks = pluralize(rest, "further task has", "further tasks have")
+            yield f"{tasks} the same problem; `--json` lists all"
     if bad:
         yield f"{path}: {len(bad)} of {pluralize(len(findings), 'task fails', 'tasks fail')}"
         return
