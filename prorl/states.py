@@ -47,7 +47,7 @@ class RolloutState(StrEnum):
 
 
 class GroupState(StrEnum):
-    """Life of a group: OPEN -> KEPT or DROPPED; KEPT -> STALE or DELIVERED; DELIVERED -> ACKED."""
+    """Life of a group: OPEN -> KEPT or DROPPED; KEPT -> STALE or DELIVERED -> COMMITTED."""
 
     OPEN = "open"
     """Some member is not terminal, or the decision is not logged yet."""
@@ -59,7 +59,7 @@ class GroupState(StrEnum):
     """Too old at hand-out; stored, never served."""
     DELIVERED = "delivered"
     """Has a `delivery_seq`."""
-    ACKED = "acked"
+    COMMITTED = "committed"
     """The primary consumer committed a cursor beyond it."""
 
 

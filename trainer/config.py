@@ -98,8 +98,8 @@ class TrainerConfig(LossConfig):
         default=0,
         ge=0,
         description="write a checkpoint, and commit, after so many steps; each step's weights are"
-        " published all the same. 0 = as many as half of the run's max_unacked_groups covers, at"
-        " most 10",
+        " published all the same. 0 = as many as half of the run's max_uncommitted_groups covers,"
+        " at most 10",
     )
     checkpoint_s: float = Field(
         default=600.0, gt=0, description="and whenever the last one began so many seconds ago"

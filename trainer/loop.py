@@ -164,7 +164,7 @@ def uncommitted_bound(config: TrainerConfig, client: Client) -> int:
     if not config.publish:
         return 0
     run = client.run(config.run)["config"]
-    return int(run["max_unacked_groups"]) if run["delivery"] == "stream" else 0
+    return int(run["max_uncommitted_groups"]) if run["delivery"] == "stream" else 0
 
 
 def checkpoint_steps(config: TrainerConfig, bound: int) -> int:
@@ -183,8 +183,8 @@ def checkpoint_steps(config: TrainerConfig, bound: int) -> int:
         raise ConfigError(
             f"checkpoint_steps {config.checkpoint_steps} x groups_per_step"
             f" {config.groups_per_step} = {groups} groups without a commit",
-            f"at most max_unacked_groups of run {config.run!r}, {bound}",
-            "write checkpoints more often, or make the run with a larger max_unacked_groups",
+            f"at most max_uncommitted_groups of run {config.run!r}, {bound}",
+            "write checkpoints more often, or make the run with a larger max_uncommitted_groups",
         )
     return config.checkpoint_steps
 

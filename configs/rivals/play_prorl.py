@@ -20,7 +20,9 @@ while True:
     except (UnavailableError, ConfigError):
         time.sleep(0.1)
 env = f"{Path(__file__).parent / 'env.py'}:Chain"
-client.create_run(run_id="run", delivery="stream", max_open_groups=1024, max_unacked_groups=1024)
+client.create_run(
+    run_id="run", delivery="stream", max_open_groups=1024, max_uncommitted_groups=1024
+)
 tasks = [
     Task(task_id=str(number), env=env, prompt=chain.prompt(number), data={"number": number})
     for number in job.tasks

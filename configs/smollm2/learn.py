@@ -84,7 +84,7 @@ def learn(options: argparse.Namespace, seed: int) -> dict[str, object]:
             epochs=100,
             groups_per_step=GROUPS,
             max_open_groups=3 * GROUPS,
-            max_unacked_groups=10 * GROUPS,
+            max_uncommitted_groups=10 * GROUPS,
             max_staleness=2,
         )
         client.submit("train", questions, N, key="tasks", last=True)

@@ -333,7 +333,7 @@ class _VirtualService:
             "delivery": "stream",
             "target_groups": setup.step * setup.steps,
             "groups_per_step": setup.step,
-            "max_unacked_groups": setup.step * (1 + MAX_ASYNC),
+            "max_uncommitted_groups": setup.step * (1 + MAX_ASYNC),
             "max_open_groups": 4 * setup.step,
             "max_staleness": MAX_ASYNC,
             "epochs": 1_000_000,

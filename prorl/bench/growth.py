@@ -239,7 +239,7 @@ AS_THEY_ARE = {
 def repeat(path: Path, times: int) -> None:
     """Make a closed log's only run `times` as long as it is: its rows again and again.
 
-    Its marks (stored, acked) and its counts are where they would be.
+    Its marks (stored, committed) and its counts are where they would be.
     """
     # Columns of each table, which rows are the run's own, and what becomes of those columns that
     # name something in the `k`-th repetition.

@@ -246,7 +246,7 @@ def day(gateway_s: float, nodes_share: float, lived: int) -> list[Figure]:
         grown = GrowingRun(path, meter)
         groups = 2 * DAY_IN_HAND // N
         bounded = RunConfig(
-            run_id="a", delivery="stream", max_open_groups=groups, max_unacked_groups=groups
+            run_id="a", delivery="stream", max_open_groups=groups, max_uncommitted_groups=groups
         )
         grown.core.create_run(bounded)
         grown.accept(lived)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from prorl.supervisor.service import Supervisor
 
 LINE_EVERY_S = 10.0
-KEPT = (GroupState.KEPT, GroupState.STALE, GroupState.DELIVERED, GroupState.ACKED)
+KEPT = (GroupState.KEPT, GroupState.STALE, GroupState.DELIVERED, GroupState.COMMITTED)
 
 SHORT_POLL_S = 0.05
 """Between the first looks, so that a short run does not wait for a look to end."""

@@ -507,13 +507,13 @@ class Client:
         if self._http_or_none is None:
             return
         config = self.run(run)["config"]
-        if config["delivery"] == "stream" and groups_per_batch > config["max_unacked_groups"]:
+        if config["delivery"] == "stream" and groups_per_batch > config["max_uncommitted_groups"]:
             problem = (
                 f"groups_per_batch {groups_per_batch} of run {run!r}, which pauses at"
-                f" {pluralize(config['max_unacked_groups'], 'uncommitted group')}"
+                f" {pluralize(config['max_uncommitted_groups'], 'uncommitted group')}"
             )
             raise UserError(
-                problem, "at most that many", "make the run with a larger max_unacked_groups"
+                problem, "at most that many", "make the run with a larger max_uncommitted_groups"
             )
 
     def _batches(self, ticket: Ticket, step: int) -> Iterator[PackedBatch]:

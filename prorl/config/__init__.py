@@ -721,7 +721,7 @@ class RunConfig(StrictModel):
     max_open_groups: int = Field(
         default=256, ge=1, description="groups that may be sampled at a time"
     )
-    max_unacked_groups: int = Field(
+    max_uncommitted_groups: int = Field(
         default=256,
         ge=1,
         description="delivery=stream: the most groups that are sampled or kept and not yet"

@@ -47,11 +47,11 @@ def test_no_more_is_open_than_the_next_step_takes() -> None:
         train_run(Recipe(groups_per_step=6, steps_ahead=0), "r"),
         train_run(Recipe(groups_per_step=6, steps_ahead=1), "r"),
     )
-    assert (synchronous.max_unacked_groups, ahead.max_unacked_groups) == (6, 12)
+    assert (synchronous.max_uncommitted_groups, ahead.max_uncommitted_groups) == (6, 12)
 
 
 def test_the_trainers_step_and_dapos_decisions_are_displayed() -> None:
-    groups = {state.value: 0 for state in GroupState} | {"acked": 3, "dropped": 2}
+    groups = {state.value: 0 for state in GroupState} | {"committed": 3, "dropped": 2}
     figures = _figures(Recipe(steps=34), {"version": 5, "groups": groups})
     assert figures == ["step 5/34", "DAPO kept 3 dropped 2", "policy v5"]
 

@@ -56,7 +56,7 @@ def test_rollouts_of_before_a_resume_do_not_count_as_speed(
 
 def test_kept_and_dropped_groups_and_the_waiting_reason_are_displayed() -> None:
     run = _run() | {
-        "groups": {"kept": 2, "acked": 1, "dropped": 9},
+        "groups": {"kept": 2, "committed": 1, "dropped": 9},
         "dropped": {"all_equal": 7, "incomplete": 2},
     }
     assert decided(run) == "groups kept 3, dropped 9 (7 all_equal, 2 incomplete)"

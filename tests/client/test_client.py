@@ -192,9 +192,9 @@ def test_mistakes_are_reported_in_a_single_line(client: Client, url: str, tmp_pa
 
 def test_a_batch_that_could_never_fill_is_refused(client: Client) -> None:
     client.create_run(
-        run_id="bounded", delivery="stream", max_unacked_groups=8, backends=["scripted:noop"]
+        run_id="bounded", delivery="stream", max_uncommitted_groups=8, backends=["scripted:noop"]
     )
-    with pytest.raises(UserError, match="larger max_unacked_groups"):
+    with pytest.raises(UserError, match="larger max_uncommitted_groups"):
         client.stream("bounded", groups_per_batch=9)
     client.stream("bounded", groups_per_batch=8)
 

@@ -78,7 +78,7 @@ def _work(root: Path, recorder: Recorder, once: Once) -> list[int]:
             with prorl.connect(root) as client:
                 client.status()
                 once.armed = True
-                client.create_run(run_id="r", delivery="stream", max_unacked_groups=4)
+                client.create_run(run_id="r", delivery="stream", max_uncommitted_groups=4)
                 for i in range(COUNT):
                     task = Task(task_id=f"t{i}", env="noop", prompt=f"say {i}")
                     client.submit("r", [task], 1, key=f"w{i}", last=i == COUNT - 1)

@@ -29,7 +29,7 @@ ONCE = {"manifest.written", "log.run"}
 
 def _submit(client: Client) -> None:
     """Ask for everything, again where the answer was lost."""
-    run = {"run_id": "r", "delivery": "stream", "max_unacked_groups": WAVE}
+    run = {"run_id": "r", "delivery": "stream", "max_uncommitted_groups": WAVE}
     limits = {"max_attempts": 40, "max_worker_losses": 40}
     _patiently(lambda: client.create_run(**run, limits=limits))
     for wave in range(WAVES):

@@ -34,7 +34,7 @@ RESUMED = 3
 RUN = {
     "run_id": "r",
     "delivery": "stream",
-    "max_unacked_groups": 64,
+    "max_uncommitted_groups": 64,
     "limits": {"max_attempts": 40, "max_worker_losses": 40},
 }
 """Every group is kept, on however slow a machine: the client waits for each."""

@@ -134,7 +134,7 @@ async def test_what_is_trained_is_trained_once_and_each_label_is_true(
                 delivery="stream",
                 epochs=1000,
                 groups_per_step=GROUPS,
-                max_unacked_groups=8,
+                max_uncommitted_groups=8,
                 sampling={"max_tokens": 24},
             )
             unsaved = await train_under_fire(config, tmp_path / "trainer.json", pool)

@@ -103,7 +103,7 @@ async def test_a_trainer_that_stops_reading_pauses_the_pipeline_and_it_goes_on(
             run_id="r",
             delivery="stream",
             max_open_groups=4,
-            max_unacked_groups=4,
+            max_uncommitted_groups=4,
         )
         await asyncio.to_thread(client.submit, "r", _tasks(), N, key="k", last=True)
         await _settled(client, completed=4 * N)

@@ -21,10 +21,11 @@ _COUNTS: Mapping[str, str] = {
     "commits.num_rewards": f"SELECT count(reward) {_FROM_ROLLOUTS}",
     "commits.reward_sum": f"SELECT total(reward) {_FROM_ROLLOUTS}",
     "delivery.next_delivery": f"SELECT coalesce(max(delivery_seq) + 1, 0) {_FROM_GROUPS}",
-    "delivery.acked": f"SELECT coalesce(max(delivery_seq) + 1, 0) {_FROM_GROUPS}"
-    " AND state = 'acked'",
+    "delivery.committed": f"SELECT coalesce(max(delivery_seq) + 1, 0) {_FROM_GROUPS}"
+    " AND state = 'committed'",
     "delivery.waiting": f"SELECT count(*) {_FROM_GROUPS} AND state = 'kept'",
-    "delivery.kept": f"SELECT count(*) {_FROM_GROUPS} AND state IN ('kept', 'delivered', 'acked')",
+    "delivery.kept": f"SELECT count(*) {_FROM_GROUPS}"
+    " AND state IN ('kept', 'delivered', 'committed')",
     "weights.version": "SELECT coalesce(max(version), 0) FROM versions WHERE run_id = ?"
     " AND published",
     "weights.allocated_version": "SELECT coalesce(max(version), 0) FROM versions WHERE run_id = ?",

@@ -70,7 +70,7 @@ def facts(run: RunRecord) -> Json:
             run.delivery.kept,
             run.delivery.waiting,
             run.weights.version,
-            run.delivery.acked,
+            run.delivery.committed,
         ),
         "cursors": run.delivery.cursors,
         "parts": run.commits.parts,

@@ -302,7 +302,7 @@ async def test_a_store_knows_the_runs_before_it_hears_its_first_answer(tmp_path:
 
 async def test_cursors_move_backpressure_only_for_primary_and_never_ahead(tmp_path: Path) -> None:
     async with running_gateway(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
-        await w.run(delivery="stream", max_unacked_groups=2)
+        await w.run(delivery="stream", max_uncommitted_groups=2)
         await w.submit(*(group(str(i)) for i in range(4)))
         keys = await init.take(2)
         await store.commit("r", "p", keys)

@@ -268,21 +268,21 @@ def test_a_cursor_only_moves_on_and_the_primarys_acknowledges(world: World) -> N
         with pytest.raises(ConflictError, match="is this another run's cursor"):
             cursor(run, "primary", wrong)
     cursor(run, "other", 3)
-    assert (run.delivery.acked, run.group_states["acked"]) == (0, 0)
+    assert (run.delivery.committed, run.group_states["committed"]) == (0, 0)
     cursor(run, "primary", 1)
     cursor(run, "primary", 0)
     cursor(run, "primary", 1)
-    assert (run.delivery.acked, run.delivery.cursors) == (1, {"other": 3, "primary": 1})
+    assert (run.delivery.committed, run.delivery.cursors) == (1, {"other": 3, "primary": 1})
     states = [world.state(g) for g in range(3)]
-    assert states == [GroupState.ACKED, GroupState.DELIVERED, GroupState.DELIVERED]
+    assert states == [GroupState.COMMITTED, GroupState.DELIVERED, GroupState.DELIVERED]
     cursor(run, "primary", 3)
-    assert (run.group_states["delivered"], run.group_states["acked"]) == (0, 3)
+    assert (run.group_states["delivered"], run.group_states["committed"]) == (0, 3)
     world.write()
     assert world.log.read("SELECT consumer, seq, at FROM cursors ORDER BY consumer") == [
         ("other", 3, 100.0),
         ("primary", 3, 100.0),
     ]
-    assert world.log.read("SELECT DISTINCT state FROM groups") == [("acked",)]
+    assert world.log.read("SELECT DISTINCT state FROM groups") == [("committed",)]
     cursor(run, "other", 3)
     assert world.remembered().delivery.cursors == run.delivery.cursors
 
@@ -296,9 +296,9 @@ def test_what_memory_has_forgotten_is_acknowledged_too(world: World) -> None:
     assert not world.run.groups
     world.core.groups.cursor(world.run, "primary", 2)
     again = world.remembered()
-    assert (again.delivery.acked, again.group_states) == (2, world.run.group_states)
+    assert (again.delivery.committed, again.group_states) == (2, world.run.group_states)
     states = [world.state(g) for g in range(3)]
-    assert states == [GroupState.ACKED, GroupState.ACKED, GroupState.DELIVERED]
+    assert states == [GroupState.COMMITTED, GroupState.COMMITTED, GroupState.DELIVERED]
 
 
 def test_an_id_of_weights_is_the_next_and_never_used_again(world: World) -> None:

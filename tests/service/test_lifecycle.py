@@ -172,7 +172,7 @@ def test_a_group_is_decided_once_handed_out_once_and_then_acknowledged() -> None
         (GroupState.OPEN, GroupEvent.DROP): GroupState.DROPPED,
         (GroupState.KEPT, GroupEvent.DELIVER): GroupState.DELIVERED,
         (GroupState.KEPT, GroupEvent.EXPIRE): GroupState.STALE,
-        (GroupState.DELIVERED, GroupEvent.ACK): GroupState.ACKED,
+        (GroupState.DELIVERED, GroupEvent.COMMIT): GroupState.COMMITTED,
     }
     for state in GroupState:
         for event in GroupEvent:

@@ -172,5 +172,5 @@ def test_waiting_behind_other_runs_uses_up_no_budget(hand: SteppedCore) -> None:
 def test_an_ack_searches_by_its_index(hand: SteppedCore) -> None:
     """240 ms at 100,000 groups, when the partial index's condition was not repeated."""
     core = hand.core
-    plan = core.log.read("EXPLAIN QUERY PLAN " + sql.ACK_GROUPS, ("r", 0, 8))
+    plan = core.log.read("EXPLAIN QUERY PLAN " + sql.COMMIT_GROUPS, ("r", 0, 8))
     assert "USING INDEX groups_delivery" in plan[0][3]

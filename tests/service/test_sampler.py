@@ -35,20 +35,20 @@ COUNTS = st.integers(0, 50)
 )
 def test_bounds_hold(
     open_groups: int,
-    unacked: int,
+    uncommitted: int,
     kept: int,
     max_open: int,
-    max_unacked: int,
+    max_uncommitted: int,
     target: int,
     filtered: bool,
     streaming: bool,
 ) -> None:
     demand = Demand(
         open_groups=open_groups,
-        unacked=unacked,
+        uncommitted=uncommitted,
         kept=kept,
         max_open=max_open,
-        max_unacked=max_unacked,
+        max_uncommitted=max_uncommitted,
         target=target,
         filtered=filtered,
         streaming=streaming,
@@ -57,14 +57,16 @@ def test_bounds_hold(
     assert room >= 0
     if room:
         assert open_groups + room <= max_open
-        assert filtered or not streaming or open_groups + unacked + room <= max_unacked
+        assert filtered or not streaming or open_groups + uncommitted + room <= max_uncommitted
         assert not reached(demand)
         assert filtered or not target or kept + open_groups + room <= target
 
 
-PLAIN = Demand(open_groups=0, unacked=0, kept=0, max_open=50, max_unacked=30)
-SOME = Demand(open_groups=4, unacked=0, kept=0, max_open=4, max_unacked=9, target=4, filtered=True)
-STREAM = replace(SOME, target=0, open_groups=0, streaming=True, max_open=99, max_unacked=64)
+PLAIN = Demand(open_groups=0, uncommitted=0, kept=0, max_open=50, max_uncommitted=30)
+SOME = Demand(
+    open_groups=4, uncommitted=0, kept=0, max_open=4, max_uncommitted=9, target=4, filtered=True
+)
+STREAM = replace(SOME, target=0, open_groups=0, streaming=True, max_open=99, max_uncommitted=64)
 HALF = Rate(500.0, 1000.0)
 
 
@@ -96,7 +98,7 @@ def test_a_paused_run_starts_nothing() -> None:
 def test_a_filter_that_keeps_nearly_nothing_is_bounded_by_what_may_be_open() -> None:
     never = Rate(0.0, 1e9)
     assert may_open(replace(SOME, open_groups=0, max_open=50, rate=never)) == 50
-    assert may_open(replace(STREAM, max_unacked=3, rate=never)) == 99
+    assert may_open(replace(STREAM, max_uncommitted=3, rate=never)) == 99
 
 
 def test_the_rate_follows_what_is_decided() -> None:
@@ -112,7 +114,7 @@ def test_the_rate_follows_what_is_decided() -> None:
 
 
 def test_late_groups_are_not_counted_on_within_what_may_be_open() -> None:
-    demand = replace(STREAM, max_unacked=8, rate=HALF)
+    demand = replace(STREAM, max_uncommitted=8, rate=HALF)
     num_allowed = may_open(demand)
     late = replace(demand, open_groups=num_allowed, late=3)
     assert may_open(late) == 3
@@ -139,7 +141,7 @@ def test_no_more_waits_than_stays_fresh() -> None:
     assert may_open(fresh) == 16
     assert may_open(replace(fresh, untrained=10)) == 6
     assert may_open(replace(fresh, untrained=17)) == 0
-    assert may_open(replace(fresh, unacked=60)) == 4, "published, and in no checkpoint yet"
+    assert may_open(replace(fresh, uncommitted=60)) == 4, "published, and in no checkpoint yet"
     assert may_open(replace(fresh, max_staleness=-1)) == 64
     assert may_open(replace(fresh, step=0)) == 64
 
@@ -150,7 +152,7 @@ def test_where_nothing_may_be_older_than_its_step_the_rest_of_a_step_is_redundan
     assert step_reached(replace(strict, untrained=8))
     for other in ({"max_staleness": 1}, {"step": 0}, {"streaming": False}):
         assert not step_reached(replace(strict, untrained=8, **other))
-    assert may_open(strict) > may_open(replace(strict, max_staleness=-1, max_unacked=8))
+    assert may_open(strict) > may_open(replace(strict, max_staleness=-1, max_uncommitted=8))
     assert may_open(strict) == math.ceil(HALF.groups_for(8, 1))
     last = replace(strict, step=1, untrained=1)
     assert step_reached(last)
@@ -186,7 +188,7 @@ def test_the_forecast_ends_a_deviation_of_a_beta_binomial_away(
 
 def test_whole_groups_reach_a_target_for_sure_and_never_overfill_a_stock() -> None:
     below, above = HALF.groups_for(16, -1), HALF.groups_for(16, 1)
-    assert may_open(replace(STREAM, max_unacked=16, rate=HALF)) == math.floor(below)
+    assert may_open(replace(STREAM, max_uncommitted=16, rate=HALF)) == math.floor(below)
     assert may_open(replace(SOME, open_groups=0, target=16, max_open=99, rate=HALF)) == math.ceil(
         above
     )

@@ -27,7 +27,7 @@ class Day(SteppedCore):
         super().__init__(log)
         self.watchdog = ProgressWatchdog(self.core.state, lambda: self.now)
         self.come("init", "run", "eval", "store")
-        self.core.create_run(run_config(delivery="stream", max_unacked_groups=2 * A_MINUTE))
+        self.core.create_run(run_config(delivery="stream", max_uncommitted_groups=2 * A_MINUTE))
 
     def minute(self, number: int) -> None:
         """Sixty rollouts from their acceptance to their trainer's checkpoint."""
@@ -68,7 +68,7 @@ def test_a_day_of_a_rollout_a_second_leaves_no_trace_in_memory(tmp_path: Path) -
             wal = (tmp_path / "control.db-wal").stat().st_size
             assert wal < 2 * CHECKPOINT_PAGES * PAGE_BYTES
             assert len(list(tmp_path.iterdir())) == 4, "log, its WAL, its index, its lock"
-    assert day.run.delivery.next_delivery == day.run.delivery.acked == MINUTES * A_MINUTE
+    assert day.run.delivery.next_delivery == day.run.delivery.committed == MINUTES * A_MINUTE
     assert (len(day.run.groups), len(day.run.rollouts), len(day.run.commits.parts)) == (0, 0, 0)
     assert day.run.stalled == ""
     print(f"objects at hours 2, 12, 24: {[objects[h - 1] for h in (2, 12, 24)]}")

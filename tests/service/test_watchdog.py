@@ -16,7 +16,7 @@ class Clockwork(SteppedCore):
     def __init__(self, log: ControlLog) -> None:
         super().__init__(log)
         self.watchdog = ProgressWatchdog(self.core.state, lambda: self.now)
-        self.core.create_run(run_config(delivery="stream", max_unacked_groups=1))
+        self.core.create_run(run_config(delivery="stream", max_uncommitted_groups=1))
 
     def stalled(self, disk: str = "", seconds: float = 27.0) -> str:
         self.watchdog.look(disk)

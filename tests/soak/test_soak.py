@@ -413,7 +413,7 @@ async def _suffer(soak: Soak) -> int:
     """A run from its beginning to its end; how many rollouts."""
     limits = {"max_attempts": 40, "max_worker_losses": 40}
     run = {"run_id": "r", "delivery": "stream", "limits": limits}
-    await asyncio.to_thread(soak.client.create_run, **run, max_unacked_groups=64)
+    await asyncio.to_thread(soak.client.create_run, **run, max_uncommitted_groups=64)
     tasks: list[asyncio.Task[Any]] = []
     try:
         tasks.append(reading := asyncio.create_task(soak.consume()))

@@ -46,7 +46,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    ("max_unacked_groups", "checkpoint_steps", "max_staleness"),
+    ("max_uncommitted_groups", "checkpoint_steps", "max_staleness"),
     [
         pytest.param(2, 0, -1, id="each step sampled after the commit before"),
         pytest.param(4, 0, -1, id="one step ahead"),
@@ -54,7 +54,11 @@ def root(tmp_path: Path) -> Iterator[Path]:
     ],
 )
 def test_live_training_consumes_each_kept_group_once(
-    root: Path, tmp_path: Path, max_unacked_groups: int, checkpoint_steps: int, max_staleness: int
+    root: Path,
+    tmp_path: Path,
+    max_uncommitted_groups: int,
+    checkpoint_steps: int,
+    max_staleness: int,
 ) -> None:
     tasks = tmp_path / "tasks.jsonl"
     rows = [
@@ -88,7 +92,7 @@ def test_live_training_consumes_each_kept_group_once(
                 delivery="stream",
                 epochs=1000,
                 groups_per_step=2,
-                max_unacked_groups=max_unacked_groups,
+                max_uncommitted_groups=max_uncommitted_groups,
                 max_staleness=max_staleness,
             )
             return train(config, client)
@@ -104,7 +108,7 @@ def test_live_training_consumes_each_kept_group_once(
     with connect(root) as client:
         run = client.run("live")
         assert (run["version"], run["cursors"]) == (4, {"primary": 8})
-        assert run["groups"]["acked"] == run["delivered"] == 8, (
+        assert run["groups"]["committed"] == run["delivered"] == 8, (
             "nothing is handed out before its step"
         )
         assert (run["tasks"], run["fed"] >= 8) == (7, True), "the run fed itself"

@@ -10,7 +10,7 @@ that a rollout of several sequences counts once. Of several processes its first 
 and deals the rows. Rows that were not sampled at `AsyncGRPOConfig.temperature` are refused. The
 cursor lies in its checkpoints (`prorl.json`) and is committed when one is on disk; it is counted by
 rows of steps done, since TRL's loader has collated one batch more. For the same reason a live run
-needs `max_unacked_groups` of two steps at least, or the first never fills.
+needs `max_uncommitted_groups` of two steps at least, or the first never fills.
 
 For TRL 1.16. `weight_transfer` is TRL's protocol: nothing is sent by default; give one that calls
 `client.publish`, or `pause_backends`, `announce` and `resume_backends` around NCCL.

@@ -216,6 +216,6 @@ async def _learn(
 def _figures(recipe: Recipe, run: Run) -> list[str]:
     """The trainer's step and DAPO's decisions, in words."""
     groups, version = run["groups"], run["version"]
-    num_kept = groups["kept"] + groups["delivered"] + groups["acked"]
+    num_kept = groups["kept"] + groups["delivered"] + groups["committed"]
     dapo = f"DAPO kept {num_kept} dropped {groups['dropped'] + groups['stale']}"
     return [f"step {min(version, recipe.steps)}/{recipe.steps}", dapo, f"policy v{version}"]

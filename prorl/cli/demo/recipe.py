@@ -128,7 +128,7 @@ def train_run(recipe: Recipe, name: str) -> RunConfig:
         epochs=1000,  # the target, or the time, ends it
         groups_per_step=recipe.groups_per_step,
         max_open_groups=ahead,
-        max_unacked_groups=ahead,
+        max_uncommitted_groups=ahead,
         max_staleness=2,
     )
 

@@ -162,8 +162,8 @@ class Groups(CorePart):
         run.delivery.cursors[consumer] = seq
         self._changes.mark_run(run)
         self._changes.insert(sql.UPSERT_CURSOR, (run.run_id, consumer, seq, self._wall()))
-        if consumer == "primary" and seq > run.delivery.acked:
-            self._ack(run, run.delivery.acked, seq)
+        if consumer == "primary" and seq > run.delivery.committed:
+            self._commit(run, run.delivery.committed, seq)
 
     def note_trained(self, run: RunRecord, seq: int) -> None:
         """Note that the run's newest weights were trained on every group below `seq`.
@@ -178,19 +178,19 @@ class Groups(CorePart):
             )
         if seq > run.delivery.trained:
             self._rollouts.stepped(run, seq - run.delivery.trained)
-        run.delivery.trained = max(seq, run.delivery.acked)
+        run.delivery.trained = max(seq, run.delivery.committed)
         self._changes.mark_run(run)
 
-    def _ack(self, run: RunRecord, first: int, end: int) -> None:
-        run.delivery.acked = end
+    def _commit(self, run: RunRecord, first: int, end: int) -> None:
+        run.delivery.committed = end
         if end > run.delivery.trained:
             self.note_trained(run, end)
         run.decisions.states[GroupState.DELIVERED] -= end - first
-        run.decisions.states[GroupState.ACKED] += end - first
-        self._changes.insert(sql.ACK_GROUPS, (run.run_id, first, end))
+        run.decisions.states[GroupState.COMMITTED] += end - first
+        self._changes.insert(sql.COMMIT_GROUPS, (run.run_id, first, end))
         for group in run.groups.values():
             if first <= group.decision.delivery_seq < end:
-                group.decision.state = group_step(group.decision.state, GroupEvent.ACK)
+                group.decision.state = group_step(group.decision.state, GroupEvent.COMMIT)
                 self._changes.mark_group(group)
 
     def _end_redundant(self, run: RunRecord) -> None:

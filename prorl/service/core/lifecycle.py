@@ -21,7 +21,7 @@ Rules that the table alone enforces:
 - Only LEASE raises `attempt`, by one; only ADOPT raises `resumes`, and charges nothing.
 
 A group: OPEN -> KEPT | DROPPED (first decision stands) -> DELIVERED | STALE (first hand-out stands)
--> ACKED.
+-> COMMITTED.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ class GroupEvent(StrEnum):
     DROP = "drop"
     DELIVER = "deliver"
     EXPIRE = "expire"
-    ACK = "ack"
+    COMMIT = "commit"
 
 
 GROUP_TABLE: Mapping[tuple[GroupState, GroupEvent], GroupState] = MappingProxyType(
@@ -276,7 +276,7 @@ GROUP_TABLE: Mapping[tuple[GroupState, GroupEvent], GroupState] = MappingProxyTy
         (GroupState.OPEN, GroupEvent.DROP): GroupState.DROPPED,
         (GroupState.KEPT, GroupEvent.DELIVER): GroupState.DELIVERED,
         (GroupState.KEPT, GroupEvent.EXPIRE): GroupState.STALE,
-        (GroupState.DELIVERED, GroupEvent.ACK): GroupState.ACKED,
+        (GroupState.DELIVERED, GroupEvent.COMMIT): GroupState.COMMITTED,
     }
 )
 

@@ -70,7 +70,7 @@ class StepUtilization:
     total: StepSeconds = field(default_factory=StepSeconds)
     last: deque[StepSeconds] = field(default_factory=lambda: deque(maxlen=LAST))
     handed: deque[float] = field(default_factory=deque)
-    """The times when the groups that no commit covers were handed out: as many as are not acked."""
+    """The times when the groups that no commit covers were handed out."""
     worked_s: float = 0.0
     wasted_s: float = 0.0
     num_worked: int = 0

@@ -10,7 +10,7 @@ soon as it is decided, because the forecast has changed; where a kept group can 
 rest of the pool stays until the target was handed out.
 
 What a trainer takes while a group is sampled is the stock that keeps it fed: with the groups of its
-step, and the times that both take, no more waits than that (`Demand.lead`), else `max_unacked`.
+step, and the times that both take, no more waits than that (`Demand.lead`), else `max_uncommitted`.
 Backpressure acts here and nowhere else: a started group ends unless it is redundant.
 """
 
@@ -78,15 +78,15 @@ class Demand:
     """The counts of a run that decide whether another of its groups may be started."""
 
     open_groups: int
-    unacked: int
+    uncommitted: int
     """Kept groups that the primary consumer's cursor does not cover yet."""
     untrained: int = 0
-    """Kept groups that the newest weights were not trained on: at most `unacked`, and fewer where
-    the trainer publishes more often than it writes a checkpoint.
+    """Kept groups that the newest weights were not trained on: at most `uncommitted`, and fewer
+    where the trainer publishes more often than it writes a checkpoint.
     """
     kept: int
     max_open: int
-    max_unacked: int
+    max_uncommitted: int
     target: int = 0
     """0 = all that was submitted."""
     filtered: bool = False
@@ -111,15 +111,15 @@ class Demand:
     def lead(self) -> int:
         """Kept groups that may wait for the trainer: its next step, and what it takes meanwhile.
 
-        >>> known = Demand(open_groups=0, unacked=0, kept=0, max_open=8, max_unacked=64, step=8,
-        ...                group_s=60.0, handout_interval_s=5.0)
+        >>> known = Demand(open_groups=0, uncommitted=0, kept=0, max_open=8, max_uncommitted=64,
+        ...                step=8, group_s=60.0, handout_interval_s=5.0)
         >>> known.lead
         24
         """
         if not self.step or not self.handout_interval_s or not self.group_s:
-            return self.max_unacked
+            return self.max_uncommitted
         steps = 1 + math.ceil(self.group_s / (self.step * self.handout_interval_s))
-        return min(self.max_unacked, self.step * steps)
+        return min(self.max_uncommitted, self.step * steps)
 
     @property
     def strict(self) -> bool:
@@ -130,7 +130,7 @@ class Demand:
     def stock(self) -> int:
         """Tells how many more kept groups the trainer has a use for."""
         waiting = self.kept - self.delivered
-        missing = min(self.max_unacked - self.unacked, self.lead - waiting)
+        missing = min(self.max_uncommitted - self.uncommitted, self.lead - waiting)
         if self.step and self.max_staleness >= 0:
             # Groups of a later step would have gone stale when their turn comes.
             missing = min(missing, self.step * (1 + self.max_staleness) - self.untrained)
@@ -146,7 +146,7 @@ def reached(demand: Demand) -> bool:
     """Returns whether the run has all the groups it wants, for good: the rest is redundant.
 
     >>> from dataclasses import replace
-    >>> few = Demand(open_groups=0, unacked=0, kept=4, max_open=8, max_unacked=8, target=4)
+    >>> few = Demand(open_groups=0, uncommitted=0, kept=4, max_open=8, max_uncommitted=8, target=4)
     >>> reached(few), reached(replace(few, perishable=True, delivered=3))
     (True, False)
     """
@@ -164,10 +164,11 @@ def step_reached(demand: Demand) -> bool:
 def may_open(demand: Demand) -> int:
     """Returns how many more groups may be started now.
 
-    >>> few = Demand(open_groups=3, unacked=4, kept=0, max_open=8, max_unacked=8, streaming=True)
-    >>> may_open(few)
+    >>> from dataclasses import replace
+    >>> some = Demand(open_groups=3, uncommitted=4, kept=0, max_open=8, max_uncommitted=8)
+    >>> may_open(replace(some, streaming=True))
     1
-    >>> may_open(Demand(open_groups=3, unacked=4, kept=5, max_open=8, max_unacked=8, target=10))
+    >>> may_open(replace(some, kept=5, target=10))
     2
     """
     if demand.paused:

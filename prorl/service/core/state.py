@@ -53,7 +53,7 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
     "decisions": ("states", "drop_reasons", "next_event"),
     "commits": ("next_commit", "num_rows", "stored_bytes", "num_rewards", "reward_sum"),
     "outbox": ("end", "stored"),
-    "delivery": ("next_delivery", "acked", "trained", "kept", "waiting"),
+    "delivery": ("next_delivery", "committed", "trained", "kept", "waiting"),
     "weights": ("version", "allocated_version"),
     "dataset": ("num_tasks", "fed", "skipped"),
     "pace": ("rate", "group_s", "handout_interval_s"),
@@ -440,10 +440,10 @@ class RunDelivery:
     """Kept and not handed out."""
     next_delivery: int = 0
     cursors: dict[str, int] = field(default_factory=dict)
-    acked: int = 0
+    committed: int = 0
     """Highest seq that the primary consumer ever committed."""
     trained: int = 0
-    """Seq up to which its newest weights were trained, as publications say; at least `acked`."""
+    """Seq up to which its newest weights were trained, by the publications; at least `committed`."""
 
 
 @dataclass(slots=True)
@@ -547,7 +547,7 @@ class RunRecord:
             self.commits.next_commit,
             self.decisions.next_event,
             self.delivery.next_delivery,
-            self.delivery.acked,
+            self.delivery.committed,
             self.weights.version,
             self.progress.turns,
         )
@@ -632,7 +632,7 @@ class RunRecord:
     def uncommitted_groups(self) -> int:
         """Kept groups of a stream that its trainer has not committed."""
         streams, delivery = self.config.delivery == "stream", self.delivery
-        return delivery.waiting + delivery.next_delivery - delivery.acked if streams else 0
+        return delivery.waiting + delivery.next_delivery - delivery.committed if streams else 0
 
     @property
     def feeds(self) -> bool:
@@ -674,11 +674,11 @@ class RunRecord:
         handed_out_or_waiting = delivery.waiting + delivery.next_delivery
         return Demand(
             open_groups=self.open_groups,
-            unacked=handed_out_or_waiting - delivery.cursors.get("primary", 0),
+            uncommitted=handed_out_or_waiting - delivery.cursors.get("primary", 0),
             untrained=handed_out_or_waiting - delivery.trained,
             kept=delivery.kept,
             max_open=config.max_open_groups,
-            max_unacked=config.max_unacked_groups,
+            max_uncommitted=config.max_uncommitted_groups,
             target=config.target_groups,
             filtered=find_filter(config.filter).drops,
             streaming=config.delivery == "stream",

@@ -72,8 +72,8 @@ def reason(
     if states[RolloutState.LEASED]:
         waiting = pluralize(states[RolloutState.LEASED], "rollout waits", "rollouts wait")
         return f"{waiting} in INIT: no sandbox is ready"
-    if demand.streaming and demand.unacked >= demand.max_unacked:
-        groups = pluralize(demand.unacked, "kept group waits", "kept groups wait")
+    if demand.streaming and demand.uncommitted >= demand.max_uncommitted:
+        groups = pluralize(demand.uncommitted, "kept group waits", "kept groups wait")
         return f"the trainer is behind: {groups} for its commit"
     if queued and lease_block_reason:
         return f"{queued} and no node gets leases: {lease_block_reason}"

@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from prorl.control import TrajectorySummary
 
-LOG_VERSION = 3
+LOG_VERSION = 4
 """Raised by one with every change of the tables below, or of `RunRecord.counters`."""
 
 SUMMARY_COLUMNS = TrajectorySummary.__struct_fields__
@@ -160,9 +160,9 @@ FORGET_BEFORE = {
 }
 PUBLISH_VERSION = update_sql("versions", ("published",), ("run_id", "version"))
 UPSERT_BACKEND = "INSERT OR REPLACE INTO backends (name, state, added_at) VALUES (?, ?, ?)"
-ACK_GROUPS = (
-    "UPDATE groups SET state = 'acked' WHERE run_id = ? AND delivery_seq >= ? AND delivery_seq < ?"
-    " AND delivery_seq >= 0 AND state = 'delivered'"
+COMMIT_GROUPS = (
+    "UPDATE groups SET state = 'committed' WHERE run_id = ? AND delivery_seq >= ?"
+    " AND delivery_seq < ? AND delivery_seq >= 0 AND state = 'delivered'"
 )
 
 STEPS: Mapping[str, str] = MappingProxyType(
