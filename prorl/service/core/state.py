@@ -443,7 +443,7 @@ class RunDelivery:
     committed: int = 0
     """Highest seq that the primary consumer ever committed."""
     trained: int = 0
-    """Seq up to which its newest weights were trained, by the publications; at least `committed`."""
+    """Seq up to which the newest weights were trained, by publications; at least `committed`."""
 
 
 @dataclass(slots=True)
