@@ -71,7 +71,7 @@ def reason(
         return f"{running} and none has ended a turn: a model server, a tool or a grader is slow"
     if states[RolloutState.LEASED]:
         waiting = pluralize(states[RolloutState.LEASED], "rollout waits", "rollouts wait")
-        return f"{waiting} in INIT: no sandbox is ready"
+        return f"{waiting} in INIT: no sandbox is ready (an image or packages may be on their way)"
     if demand.streaming and demand.uncommitted >= demand.max_uncommitted:
         groups = pluralize(demand.uncommitted, "kept group waits", "kept groups wait")
         return f"the trainer is behind: {groups} for its commit"
