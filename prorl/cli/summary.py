@@ -159,6 +159,9 @@ def _endpoint_words(summary: dict[str, Json]) -> str:
 def _decided(summary: dict[str, Json]) -> Iterator[str]:
     for row in summary["groups_decided"]:
         yield f"{'kept' if row['kept'] else 'dropped'} {row['n']:,} ({row['reason']})"
+    num_decided = sum(row["n"] for row in summary["groups_decided"])
+    if (undecided := summary["groups"] - num_decided) > 0:
+        yield f"not decided {undecided:,}"
     if stale := summary["stale_groups"]:
         yield f"{stale:,} of the kept too stale to be handed out"
 

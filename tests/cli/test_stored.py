@@ -14,6 +14,8 @@ from prorl.cli.app import dispatch
 from prorl.cli.commands.show import lines
 from prorl.cli.job import JobPlan
 from prorl.cli.run_job import run_plan
+from prorl.cli.summary import lines as summary_lines
+from prorl.cli.summary import summarise
 from prorl.types import Json
 
 ROWS = [
@@ -64,6 +66,13 @@ def test_show_names_the_runs(cli: Cli) -> None:
         1.0,
         0,
     )
+
+
+def test_a_run_whose_groups_are_not_all_decided_says_how_many(root: Path) -> None:
+    whole = summarise(root / "r")
+    begun = whole | {"groups_decided": [{"kept": True, "reason": "unfiltered", "n": 1}]}
+    assert "  groups    kept 2 (unfiltered)" in summary_lines(whole)
+    assert "  groups    kept 1 (unfiltered) · not decided 1" in summary_lines(begun)
 
 
 def test_show_lists_the_other_runs_beside_a_damaged_run(root: Path, cli: Cli) -> None:
