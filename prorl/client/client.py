@@ -212,8 +212,9 @@ class Client:
 
         What `client.run` says of it at its end (`state`, `mean_reward`, `counts`). Said again under
         the same name, after a crash too, it goes on and asks nothing twice. A training run beside
-        it is served meanwhile, each with a fair share of the slots; weights that are published
-        meanwhile sample from then on, and each token says which did.
+        it is served meanwhile, each with a fair share of the slots. Publish no weights to its
+        servers meanwhile: they sample from then on, and a rollout with none but such tokens, whose
+        version is unknown (-1), is not `valid`.
         """
         self.create_run(run_id=run, delivery="store", **config)
         self.submit(run, tasks, n, key="evaluate", sampling=sampling, last=True)

@@ -307,7 +307,7 @@ ROLLOUTS = versioned(
         required(
             "valid",
             pa.bool_(),
-            "whether the reward counts: a token was sampled and nothing of ours failed",
+            "whether the reward counts: a token may train (num_trained) and nothing of ours failed",
         ),
         required("failure_class", pa.utf8()),
         required("failure_code", pa.utf8()),
