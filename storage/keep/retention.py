@@ -36,8 +36,11 @@ def why_kept(control_db: Path, run_id: str) -> str:
     """Returns who still counts on a run; empty when nobody does, or when there is no such log."""
     if not control_db.exists():
         return ""
-    with closing(sqlite3.connect(f"file:{quote(str(control_db))}?mode=ro", uri=True)) as log:
-        row = log.execute(_OWED, (run_id,)).fetchone()
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(control_db))}?mode=ro", uri=True)) as log:
+            row = log.execute(_OWED, (run_id,)).fetchone()
+    except sqlite3.Error as error:  # a read-only disk, too: SQLite needs a file beside the log
+        return f"{control_db} cannot be read ({error})"
     if row is None:
         return ""
     state, delivery, waiting, delivered, cursor = row

@@ -106,6 +106,15 @@ def test_the_name_of_a_killed_drop_is_dropped_again(tmp_path: Path) -> None:
     assert list_runs(root) == []
 
 
+def test_a_run_is_kept_if_the_log_cannot_be_read(tmp_path: Path) -> None:
+    run = run_of_many_parts(tmp_path)
+    log = tmp_path / "control.db"
+    log.mkdir()
+    with pytest.raises(ConflictError, match=f"is kept: {log} cannot be read"):
+        drop_run(Path(run.root))
+    assert list_runs(tmp_path) == [Path(run.root).name]
+
+
 def test_a_drop_that_was_killed_is_finished_later(tmp_path: Path) -> None:
     run = run_of_many_parts(tmp_path)
     Path(run.root).rename(tmp_path / f"{TRASH}demo")
