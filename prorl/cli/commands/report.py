@@ -83,10 +83,11 @@ def report(
         rows = tables[only]
         table(list(rows[0]) if rows else ("x", "y"), (list(row.values()) for row in rows))
         return 0
-    path = out or Path(f"{place.rstrip('/').rpartition('/')[2]}.html")
+    name = place.rstrip("/").rpartition("/")[2]
+    path = out or Path(f"{name}.html")
     with open_to_write(path) as file:
         file.write(freeze(place, rollout or ()))
-    say(f"{path.stem}: {len(ANALYSES)} analyses and its rollouts in {path}")
+    say(f"{name}: {len(ANALYSES)} analyses and its rollouts in {path}")
     return 0
 
 
