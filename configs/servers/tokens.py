@@ -1,13 +1,14 @@
 """A model server of one's own, whole: token ids in, token ids and their log-probabilities out.
 
     python configs/servers/tokens.py 8100
-    prorl run --policy http://127.0.0.1:8100 --tasks tasks.jsonl
+    prorl run --policy http://127.0.0.1:8100 --set service.tokenizer=bytes --tasks tasks.jsonl
 
 The model is a table: each token of its 265 depends on the one before it. Put your engine in the
-place of `Table`. prorl asks `GET /health`, `GET /v1/models`, and `POST /v1/completions`, a subset
-of vLLM's: `prompt` (ids), `max_tokens`, `temperature`, `top_k`, `top_p`, `seed`, `stop_token_ids`,
-`request_id`, `stream`. Before it trusts a server it tries at two temperatures whether the
-log-probabilities are those of the distribution that was sampled from.
+place of `Table`, and its model's directory in the place of `bytes`. prorl asks `GET /health`,
+`GET /v1/models`, and `POST /v1/completions`, a subset of vLLM's: `prompt` (ids), `max_tokens`,
+`temperature`, `top_k`, `top_p`, `seed`, `stop_token_ids`, `request_id`, `stream`. Before it trusts
+a server it tries at two temperatures whether the log-probabilities are those of the distribution
+that was sampled from.
 """
 
 from __future__ import annotations
