@@ -173,7 +173,7 @@ def _failed(path: Path, error: Exception) -> StorageError:
     """
     code = getattr(error, "sqlite_errorcode", 0)
     if code & 0xFF in _REFUSED or code in _UNWRITTEN:
-        return DiskRefusedError(f"control log {path}: the disk says no ({error})")
+        return DiskRefusedError(f"control log {path} cannot be written now: {error}")
     return StorageError(f"control log {path}: {error}")
 
 
