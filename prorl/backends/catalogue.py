@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 from prorl.errors import ConfigError
 
@@ -162,6 +163,29 @@ def is_adapter(path: str) -> bool:
 def examples() -> str:
     """Returns what a backend's URL may look like, for errors."""
     return ", ".join(scheme.example for scheme in CATALOGUE.values())
+
+
+def valid_url(url: str) -> str:
+    """A backend's URL as it is written everywhere. Raises ConfigError with what is wrong with it.
+
+    >>> valid_url("http://localhost:8000/")
+    'http://localhost:8000'
+    """
+    if not has_scheme(url) or child_module(url):
+        raise ConfigError(f"backend {url[:200]!r}", examples())
+    if not is_server(url):
+        return url
+    parts = urlsplit(url)
+    try:
+        host, port = (parts.hostname or "").encode("idna"), parts.port
+    except (UnicodeError, ValueError) as error:
+        raise ConfigError(f"backend {url[:200]!r}: {error}", "http://HOST:PORT") from None
+    extra = parts.query or parts.fragment or parts.username or parts.password
+    if not host or port == 0 or extra or any(char.isspace() for char in url):
+        raise ConfigError(f"backend {url[:200]!r}", "http://HOST:PORT, with nothing after it")
+    if parts.path.rstrip("/").endswith("/v1"):
+        raise ConfigError(f"backend {url[:200]!r}", "the address without /v1")
+    return url.rstrip("/")
 
 
 def open_url(url: str, context: BackendContext) -> Backend:

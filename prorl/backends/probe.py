@@ -168,11 +168,13 @@ async def check_server(backend: ModelServer, model: str = "") -> None:
             )
         await check_logprobs(backend, backend.vocab_size)
     except BackendError as error:
-        hint = "start the model server, then try again"
         if "Cannot connect" in error.message:
             problem = f"nothing listens at {backend.name}"
+            hint = "start the model server, then try again"
         else:
-            problem = f"{backend.name}: {error.message}"
+            problem = error.message.removeprefix(f"{backend.name}: ")
+            problem = f"{backend.name}: {problem.removeprefix(f'{backend.name} ')}"
+            hint = "the address must end with the port, and vLLM or SGLang must be ready there"
         raise ConfigError(problem, "a model server", hint) from error
 
 

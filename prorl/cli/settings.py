@@ -25,6 +25,7 @@ from prorl.backends.catalogue import (
     has_scheme,
     is_server,
     scheme_of,
+    valid_url,
 )
 from prorl.backends.embedded import TOY
 from prorl.cli.options import Flag
@@ -296,7 +297,7 @@ def backend(policy: str) -> str:
     if has_scheme(url) and (
         not (scheme and scheme.policies) or url.partition("?")[0] in POLICIES.values()
     ):
-        return url
+        return valid_url(url) if is_server(url) else url
     hint = nearest(name.rpartition(":")[2], (*POLICIES, "toy"))
     if scheme_of(url) and not has_scheme(url):
         problem = f"policy {policy!r} of the unknown scheme {scheme_of(url)!r}"

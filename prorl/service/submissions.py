@@ -13,7 +13,7 @@ from prorl import plugins
 from prorl.agents import is_ours, shows_turns
 from prorl.agents.programs import program_of
 from prorl.agents.users import check as check_agent
-from prorl.backends.catalogue import is_server
+from prorl.backends.catalogue import is_server, valid_url
 from prorl.config import MAX_CALL_TOKENS, RunConfig
 from prorl.config.trackers import check_trackers
 from prorl.env_settings import merge
@@ -41,7 +41,7 @@ from prorl.service.core.candidates import (
 from prorl.service.core.manifest import check_there, read_renderer, write_manifest
 from prorl.service.core.state import GroupRecord, RunRecord
 from prorl.service.gateway import Gateway
-from prorl.service.pool.servers import valid_url, vocabulary_of
+from prorl.service.pool.servers import vocabulary_of
 from prorl.tokenizer import UNBOUNDED_TOKEN_BYTES
 from prorl.types import Json, Message, Task, ToolSpec
 from prorl.waits import wait_limit_s

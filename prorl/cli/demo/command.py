@@ -26,6 +26,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from prorl.backends.catalogue import valid_url
 from prorl.backends.embedded import TOY
 from prorl.cli.demo.recipe import (
     DEMO_FILE,
@@ -53,7 +54,7 @@ from prorl.errors import ConfigError, ConflictError
 from prorl.linux.procfs import cpu_s, descendants
 from prorl.pluralize import pluralize
 from prorl.sandbox import kinds
-from prorl.service.pool.servers import Servers, valid_url
+from prorl.service.pool.servers import Servers
 from prorl.supervisor.child import ChildSpec
 from prorl.supervisor.service import Supervisor
 from prorl.supervisor.specs import free_url

@@ -13,14 +13,14 @@ from typing import Literal
 from fastapi import FastAPI, Response
 from pydantic import Field
 
-from prorl.backends.catalogue import is_server
+from prorl.backends.catalogue import is_server, valid_url
 from prorl.config import StrictModel
 from prorl.errors import NotFoundError
 from prorl.service import shapes
 from prorl.service.core.manifest import read_renderer
 from prorl.service.gateway import Gateway
 from prorl.service.http.answers import reply
-from prorl.service.pool.servers import valid_url, vocabulary_of
+from prorl.service.pool.servers import vocabulary_of
 
 
 class BackendBody(StrictModel):

@@ -9,18 +9,10 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
-from urllib.parse import urlsplit
 
 import numpy as np
 
-from prorl.backends.catalogue import (
-    BackendContext,
-    child_module,
-    examples,
-    has_scheme,
-    is_server,
-    open_url,
-)
+from prorl.backends.catalogue import BackendContext, is_server, open_url
 from prorl.backends.probe import Vocabulary, check_server, check_vocabulary, first_token
 from prorl.config import RunConfig, ServiceConfig
 from prorl.envs.users import env_by_name
@@ -41,29 +33,6 @@ _RENDERER = ChatMLRenderer(load_tokenizer("bytes"))
 """The renderer with which a backend is opened that has no run yet."""
 
 log = logging.getLogger("prorl.service")
-
-
-def valid_url(url: str) -> str:
-    """A backend's URL as it is written everywhere. Raises ConfigError with what is wrong with it.
-
-    >>> valid_url("http://localhost:8000/")
-    'http://localhost:8000'
-    """
-    if not has_scheme(url) or child_module(url):
-        raise ConfigError(f"backend {url[:200]!r}", examples())
-    if not is_server(url):
-        return url
-    parts = urlsplit(url)
-    try:
-        host, port = (parts.hostname or "").encode("idna"), parts.port
-    except (UnicodeError, ValueError) as error:
-        raise ConfigError(f"backend {url[:200]!r}: {error}", "http://HOST:PORT") from None
-    extra = parts.query or parts.fragment or parts.username or parts.password
-    if not host or port == 0 or extra or any(char.isspace() for char in url):
-        raise ConfigError(f"backend {url[:200]!r}", "http://HOST:PORT, with nothing after it")
-    if parts.path.rstrip("/").endswith("/v1"):
-        raise ConfigError(f"backend {url[:200]!r}", "the address without /v1")
-    return url.rstrip("/")
 
 
 class Servers:
