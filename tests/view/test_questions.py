@@ -230,6 +230,15 @@ def test_a_failed_judge_is_located_and_explained_in_three_clicks(tmp_path: Path)
         assert asker.clicks <= 3
 
 
+def test_rollouts_whose_tokens_do_not_train_are_named_as_such(tmp_path: Path) -> None:
+    """They have no failure: an evaluation during which other weights were published has many."""
+    KINDS["masked"](tmp_path / "r")
+    with viewing(tmp_path) as viewer, browser(viewer) as tab:
+        tab.page.goto(viewer.address)
+        tab.go("#/r/rollouts")
+        Asker(tab).sees("without a token that trains")
+
+
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.__name__)
 def test_a_question_is_answered_by_clicks(
     run_tab: Tab, question: Callable[[Asker], None], record_property: Callable[[str, object], None]

@@ -482,6 +482,12 @@ function notScored(run, totals, failures) {
     where: `not valid and ${failures.where.replaceAll("{x}", quoted(row.x))}` }) },
   `${num(row.unscored)} ${row.x}`),
   row.example ? h("span", { class: "quiet" }, " ", short(row.example, 120)) : null));
+  const rest = lost - unscored.reduce((sum, row) => sum + row.unscored, 0);
+  if (rest > 0) {
+    reasons.push(h("li", {}, h("a", { href: link(run, "rollouts", {
+      where: "not valid and failure_code = ''" }) }, `${num(rest)} without a token that trains`),
+    h("span", { class: "quiet" }, " ", "none was sampled, or by weights of no version of this run")));
+  }
   return [h("details", { class: "unscored", open: reasons.length < 4 }, h("summary", {},
     `${num(lost)} of ${pluralize(totals.rollouts, "rollout")} ${noun(lost, "has", "have")}`
     + " no score that counts"),
