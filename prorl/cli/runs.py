@@ -49,8 +49,11 @@ def run_directory(run: str, root: str | Path) -> str:
     for candidate in candidates:
         if is_run(candidate):
             return candidate
-    names = list_runs(root)
-    hint = nearest(run, names) or f"runs there: {', '.join(names[-5:]) or 'none'}"
+    folder = "" if is_url(run) else str(Path(run).parent)
+    is_path = folder not in ("", ".") and bool(list_runs(folder))
+    place = folder if is_path else root  # the hint to a path names the runs beside it
+    names = list_runs(place)
+    hint = nearest(Path(run).name, names) or f"runs there: {', '.join(names[-5:]) or 'none'}"
     raise NotFoundError(
-        f"no run {run!r} in {root}: expected a name in it or the path of a run directory; {hint}"
+        f"no run {run!r} in {place}: expected a name in it or the path of a run directory; {hint}"
     )

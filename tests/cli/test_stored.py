@@ -14,8 +14,10 @@ from prorl.cli.app import dispatch
 from prorl.cli.commands.show import lines
 from prorl.cli.job import JobPlan
 from prorl.cli.run_job import run_plan
+from prorl.cli.runs import run_directory
 from prorl.cli.summary import lines as summary_lines
 from prorl.cli.summary import summarise
+from prorl.errors import NotFoundError
 from prorl.types import Json
 
 ROWS = [
@@ -55,6 +57,14 @@ def cli(root: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
         return capsys.readouterr().out
 
     return run
+
+
+def test_a_path_without_a_run_names_the_runs_beside_it(root: Path, tmp_path: Path) -> None:
+    for run, folder in ((f"{root}/other", root), (f"{tmp_path}/none", "empty"), ("x", "empty")):
+        with pytest.raises(NotFoundError) as error:
+            run_directory(run, "empty")
+        assert f"no run {run!r} in {folder}: " in str(error.value)
+        assert str(error.value).endswith("r" if folder == root else "none")
 
 
 def test_show_names_the_runs(cli: Cli) -> None:
