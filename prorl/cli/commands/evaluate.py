@@ -58,7 +58,7 @@ def evaluate(
 
     With --stored RUN no model is asked: its stored artifacts are graded again, by other tests
     (--tasks, by task id), another env (--env) or mended graders. Nothing stored changes; the new
-    rewards are called --name and are the table `scores` in SQL.
+    rewards are the rows of the table `scores` whose `score` is --name.
 
     Example: prorl eval --tasks 'arith:heldout?n=512,shop:heldout?n=512' --policy toy --greedy
 
