@@ -83,6 +83,8 @@ def test_the_help_of_a_command_has_its_examples(capsys: pytest.CaptureFixture[st
         (["serve", "--policy", "http://127.0.0.1:9"], "add --set service.tokenizer=DIR"),
         (["run", "--tasks", "x", "--policy", "http://127.0.0.1:9"], "run.renderer.model=DIR"),
         (["serve", "--policy", "http://127.0.0.1:9/v1"], "expected the address without /v1"),
+        (["gc", "--drop", "--older-than-days", "-1"], "--older-than-days -1; expected 0 or more"),
+        (["gc", "--drop", "--older-than-days", "nan"], "--older-than-days nan; expected 0 or more"),
         (["status", "--watch", "0"], "--watch 0; expected 0.1 to 3600 seconds"),
         (["demo", "--resume"], "nothing to resume in"),
         (["demo", "--control", "nonsense"], "control"),

@@ -61,6 +61,8 @@ def gc(
     """
     if drop and not runs and older_than_days is None:
         raise UserError("--drop without a choice of runs", "names of runs, or --older-than-days N")
+    if older_than_days is not None and not older_than_days >= 0:  # NaN, too, would drop every run
+        raise UserError(f"--older-than-days {older_than_days:g}", "0 or more days")
     if grace_s is not None and grace_s < 0:
         raise UserError(f"--grace-s {grace_s:g}", "0 or more seconds")
     grace = GRACE_S if grace_s is None else grace_s
