@@ -327,7 +327,9 @@ ROLLOUTS = versioned(
         required("num_tool_calls", pa.int32(), "tool calls in all turns"),
         required("min_version", pa.int32()),
         required(
-            "max_version", pa.int32(), "newest policy version that sampled a token; -1 without one"
+            "max_version",
+            pa.int32(),
+            "newest known policy version that sampled a token; without one, that of the lease",
         ),
         required("queue_s", pa.float64()),
         required("init_s", pa.float64()),
@@ -350,6 +352,7 @@ ROLLOUTS = versioned(
         optional("env_state", pa.utf8()),
     ],
     "rollouts",
+    min_version="oldest known policy version that sampled a token; without one, that of the lease",
 )
 
 TURNS = versioned(
