@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,6 +50,19 @@ def _text(statement: duckdb.Statement) -> str:
     data = text.encode()
     ends = (at for at, _ in duckdb.tokenize(text) if data[at : at + 1] == b";")
     return data[: next(ends, len(data))].decode()
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """Column names made unique as DuckDB makes those of a subquery; a row as a dict needs it.
+
+    >>> _unique(["a", "b", "a", "a_1"])
+    ['a', 'b', 'a_1', 'a_1_1']
+    """
+    unique: dict[str, None] = {}
+    for name in names:
+        numbered = (f"{name}_{number}" for number in itertools.count(1))
+        unique[next(new for new in itertools.chain((name,), numbered) if new not in unique)] = None
+    return list(unique)
 
 
 class LockedDuckDB:
@@ -97,14 +110,15 @@ class LockedDuckDB:
         columns: str = "*",
         late: ProrlError | None = None,
     ) -> pa.Table:
-        """Run one SELECT; its first `rows` if given, projected to `columns`. An answer lies outside
-        DuckDB's memory limit. Raises `error` for anything else and for what fails; `late`, or else
-        `error`, for what still runs at `timeout_s`; StorageError when what is registered cannot be
-        read.
+        """Run one SELECT; its first `rows` if given, projected to `columns`. Each column of the
+        answer has a name of its own. An answer lies outside DuckDB's memory limit. Raises `error`
+        for anything else and for what fails; `late`, or else `error`, for what still runs at
+        `timeout_s`; StorageError when what is registered cannot be read.
         """
         statement = self._cut(sql, rows, columns)
         with self._running(timeout_s, late):
-            return self._connection.sql(statement).to_arrow_table()
+            answer = self._connection.sql(statement).to_arrow_table()
+        return answer.rename_columns(_unique(answer.column_names))
 
     def first(
         self, sql: str, timeout_s: float | None, *, rows: int, columns: str

@@ -67,6 +67,12 @@ def test_a_path_without_a_run_names_the_runs_beside_it(root: Path, tmp_path: Pat
         assert str(error.value).endswith("r" if folder == root else "none")
 
 
+def test_columns_of_the_same_name_keep_their_values(cli: Cli) -> None:
+    sql = "select 1 as a, 2 as a, status as a from rollouts limit 1"
+    assert cli("sql", "r", sql).splitlines() == ["a\ta_1\ta_2", "1\t2\tcompleted"]
+    assert json.loads(cli("sql", "r", sql, "--json")) == [{"a": 1, "a_1": 2, "a_2": "completed"}]
+
+
 def test_show_names_the_runs(cli: Cli) -> None:
     assert cli("show").splitlines()[1].split("\t")[:4] == ["r", "2", "1", "0"]
     (line,) = json.loads(cli("show", "--json"))
