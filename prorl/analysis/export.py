@@ -153,7 +153,33 @@ def _messages(stored: StoredRun) -> Mapping[int, list[Json]]:
     for row in rows.to_pylist():
         if row["role"] != "grader":
             conversations.setdefault(row["rollout_id"], []).append(_message(row))
+    for conversation in conversations.values():
+        name_calls(conversation)
     return conversations
+
+
+def name_calls(conversation: list[Json]) -> None:
+    """Give each call without an id one, `call-N`, and the messages that answer calls theirs.
+
+    A policy that writes its calls as text names none; the tools' messages follow in their order.
+
+    >>> messages = [{"role": "assistant", "tool_calls": [{"id": ""}, {"id": ""}]}, {"role": "tool"}]
+    >>> name_calls(messages)
+    >>> [call["id"] for call in messages[0]["tool_calls"]], messages[1]["tool_call_id"]
+    (['call-0', 'call-1'], 'call-0')
+    """
+    num_calls, unanswered = 0, list[str]()
+    for message in conversation:
+        if message["role"] == "assistant":
+            unanswered = []
+        for call in message.get("tool_calls", ()):
+            call["id"] = call["id"] or f"call-{num_calls}"
+            unanswered.append(call["id"])
+            num_calls += 1
+        if message["role"] == "tool" and unanswered:
+            answered = message.setdefault("tool_call_id", unanswered[0])
+            if answered in unanswered:
+                unanswered.remove(answered)
 
 
 def _message(row: Mapping[str, Json]) -> Json:
@@ -229,7 +255,7 @@ def _steps(messages: list[Json], calls: Iterator[dict[str, Json]]) -> list[Json]
         if agent and (metrics := next(calls, None)) is not None:
             step["metrics"] = metrics
         if tools := message.get("tool_calls"):
-            step["tool_calls"] = [_tool_call(call, i) for i, call in enumerate(tools)]
+            step["tool_calls"] = [_tool_call(call) for call in tools]
         if reasoning := message.get("reasoning_content"):
             step["reasoning_content"] = reasoning
         steps.append(step)
@@ -239,9 +265,9 @@ def _steps(messages: list[Json], calls: Iterator[dict[str, Json]]) -> list[Json]
     return steps
 
 
-def _tool_call(call: Mapping[str, Any], number: int) -> Json:
+def _tool_call(call: Mapping[str, Any]) -> Json:
     return {
-        "tool_call_id": call["id"] or f"call-{number}",
+        "tool_call_id": call["id"],
         "function_name": call["function"]["name"],
         "arguments": exact_json.loads(call["function"]["arguments"]),
     }
