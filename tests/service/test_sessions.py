@@ -22,6 +22,7 @@ from prorl.control import (
 )
 from prorl.errors import FencedError
 from prorl.protocols import Channel
+from prorl.service.core.lifecycle import Event, EventKind
 from prorl.types import AttemptKey, RolloutState
 from tests.service.running_gateway import CHAIN, GatewayHarness, group, running_gateway
 from tests.waiting import until
@@ -136,6 +137,26 @@ async def test_the_next_incarnation_has_the_attempt_again(tmp_path: Path) -> Non
         assert (await welcome(second)).adopted == (Claim(*key, 2),)
         assert (record.life.attempt, record.life.worker_losses) == (key.attempt, 0)
         assert {worker.incarnation for worker in record.holders} == {"second"}
+        await second.close()
+
+
+async def test_an_attempt_that_a_dead_store_had_reserved_goes_on_from_its_journal(
+    tmp_path: Path,
+) -> None:
+    async with running_gateway(tmp_path) as w, w.worker(CHAIN) as chain:
+        (key,) = await w.leased(chain)
+        record = w.core.run("r").rollouts[key.rollout_id]
+        await until(lambda: record.lease_confirmed)
+        first = await claim(w, key, "first")
+        await welcome(first)
+        await first.close()
+        await until(lambda: not w.core.state.of_role("run"))
+        # As the log has it after a kill of stages and store between the reservation and the row.
+        assert w.core.rollouts.apply(record, Event(kind=EventKind.RESERVE, attempt=key.attempt))
+        second = await claim(w, key, "second")
+        assert (await welcome(second)).adopted == (Claim(*key, 2),)
+        assert record.life.state is RolloutState.RUNNING
+        assert (record.life.attempt, record.life.worker_losses) == (key.attempt, 0)
         await second.close()
 
 

@@ -75,6 +75,7 @@ def test_a_day_of_a_rollout_a_second_leaves_no_trace_in_memory(tmp_path: Path) -
     print(f"resident MB at hours 2, 12, 24: {[resident[h - 1] >> 20 for h in (2, 12, 24)]}")
     print(f"log MB at hours 12, 24: {[sizes[h - 1] >> 20 for h in (12, 24)]}")
     assert objects[23] - objects[1] < 1000
-    assert resident[23] - resident[1] < 16 << 20
+    # of the second half: a process in which hundreds of tests ran before has gaps that fill first
+    assert resident[23] - resident[11] < 8 << 20
     assert sizes[23] < 2.2 * sizes[11], "the log grows with what happened, no faster"
     log.close()

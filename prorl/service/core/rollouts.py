@@ -330,7 +330,7 @@ class Rollouts(CorePart):
         """
         record.holders.discard(worker)
         worker.in_flight.discard(record)
-        self._unreserve(record)
+        self.unreserve(record)
         if record.holders or record.life.state not in IN_HAND:
             return
         disconnected = (
@@ -384,11 +384,11 @@ class Rollouts(CorePart):
 
     def end_unheld(self, record: RolloutRecord, end: EventKind) -> None:
         """End the current attempt by `end`, whatever was waited for, if it has no holder."""
-        self._unreserve(record)
+        self.unreserve(record)
         if not record.holders:
             self.apply(record, Event(kind=end, attempt=record.life.attempt), _END_TEXTS[end])
 
-    def _unreserve(self, record: RolloutRecord) -> None:
+    def unreserve(self, record: RolloutRecord) -> None:
         """End the reservation of an attempt that no store holds any more."""
         if record.life.state is RolloutState.RESERVED and not any(
             worker.is_store for worker in record.holders

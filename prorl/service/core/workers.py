@@ -178,11 +178,14 @@ class Workers(CorePart):
     def _adopt(self, worker: WorkerRecord, claims: Iterable[Claim]) -> list[Claim]:
         """Let attempts of an earlier incarnation of the worker go on in this one, which has read
         them in its journal. Returns them with the resumes that each counts from now on; the same
-        attempt goes on, so nothing is charged.
+        attempt goes on, so nothing is charged. One that a store had reserved and does not hold any
+        more goes on, too: the store died with the worker, before it had the row on disk.
         """
         adopted: list[Claim] = []
         for claim in claims:
             record = self._rollouts.find(claim.run_id, claim.rollout_id)
+            if record is not None and record.key == claim.key:
+                self._rollouts.unreserve(record)
             event = Event(kind=EventKind.ADOPT, attempt=claim.attempt, resumes=claim.resumes)
             if record is not None and self._rollouts.apply(record, event):
                 self._rollouts.started(worker, record, claim.attempt, Stage.RUN)
