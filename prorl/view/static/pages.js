@@ -3,7 +3,7 @@
 import { bars, lines, spark, stack } from "./charts.js";
 import { curves } from "./curves.js";
 import {
-  FROZEN, big, card, damage, get, h, keep, kept, link, listen, noun, num, painted, percent,
+  FROZEN, big, card, damage, get, h, here, keep, kept, link, listen, noun, num, painted, percent,
   pluralize, quoted, runPath, seconds, short, trouble, when,
 } from "./dom.js";
 import { Table } from "./table.js";
@@ -46,7 +46,7 @@ export function statusChip(row) {
 export async function runsPage({ signal }) {
   const { runs } = await get("/runs", {}, signal);
   if (runs.length === 1) {
-    location.replace(link(runs[0]));
+    if (!here().run) location.replace(link(runs[0])); // else somebody has gone on meanwhile
     return { element: h("p", {}) };
   }
   const titles = ["Run", "Reward", "", "Rollouts", "Valid", "Failed", "Groups kept", "Tokens",
