@@ -115,8 +115,8 @@ def check_links(task: Path, folder: Path) -> None:
 
 def _leads_into(path: Path, root: Path) -> bool:
     try:
-        return path.resolve().is_relative_to(root) and os.path.lexists(os.path.realpath(path))
-    except (OSError, RuntimeError):  # a circle
+        return path.resolve(strict=True).is_relative_to(root)
+    except (OSError, RuntimeError):  # an end that is not there, or a circle
         return False
 
 
