@@ -47,7 +47,9 @@ DEEP = """
 @lru_cache(None)
 def count(n):
     return 0 if n == 0 else 1 + count(n - 1)
-assert count(24000) == 24000  # two of the 50,000 a level
+# two of the 50,000 a level; Python 3.12 and 3.13 bound calls through C by themselves
+depth = 24000 if sys.version_info < (3, 12) else 3000
+assert count(depth) == depth
 first = deque([stdin.readline(), Counter(), math.inf, __file__, sys.argv]).popleft()
 """
 BIG = make_task("code", "Square.", cases=[{"input": [3**50], "output": 3**100}], function="square")

@@ -182,7 +182,7 @@ SITUATIONS: dict[str, list[Step]] = {
     # ---- programs that want a terminal
     "it is a terminal": [Step("test -t 0 && test -t 1 && echo tty", "tty\n", 0)],
     "Python REPL": [
-        Step(Keep("python3 -q"), ">>> ", 124, 1.5),
+        Step(Keep("PYTHON_BASIC_REPL=1 python3 -q"), ">>> ", 124, 1.5),
         Step(Input("print(6*7)\n"), has("42\n>>> "), 124, 0.5),
         Step(Input("exit(3)\n"), ANY, 3),
     ],
