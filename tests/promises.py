@@ -93,7 +93,7 @@ class Promise(NamedTuple):
     words: str
     page: str
     arguments: tuple[str, ...]
-    """What pytest takes: files, folders, or `file::function`."""
+    """The arguments for pytest: files, folders, or `file::function`."""
 
 
 class Case(NamedTuple):

@@ -465,9 +465,9 @@ def cells(what: str, names: list[str]) -> list[Cell]:
             for kind in (*player.daemons(Path(), "", 0), *player.kinds, "trainer", "frozen")
         ]
         if only := os.environ.get("RIVALS_FAULTS"):
-            known = sorted({cell.fault for cell in faults})
-            if unknown := set(only.split(",")) - set(known):
-                sys.exit(f"error: RIVALS_FAULTS: no {sorted(unknown)}; one of {known}")
+            kinds = sorted({cell.fault for cell in faults})
+            if unknown := set(only.split(",")) - set(kinds):
+                sys.exit(f"error: RIVALS_FAULTS: no {sorted(unknown)}; one of {kinds}")
             faults = [cell for cell in faults if cell.fault in only.split(",")]
         chosen += faults
     if what != "faults":

@@ -157,9 +157,8 @@ def _raw_keyboard(loop: asyncio.AbstractEventLoop, writer: asyncio.StreamWriter)
         loop.add_signal_handler(signal.SIGWINCH, resized)
     try:
         loop.add_reader(keyboard, typed)
-    except (
-        PermissionError
-    ):  # epoll takes neither a regular file nor /dev/null; no read of them waits
+    except PermissionError:
+        # epoll takes neither a regular file nor /dev/null; no read of them waits
         while content := os.read(keyboard, READ_BYTES):
             send(TYPED, content)
         end_text()

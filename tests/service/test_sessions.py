@@ -23,8 +23,9 @@ from prorl.control import (
 from prorl.errors import FencedError
 from prorl.protocols import Channel
 from prorl.service.core.lifecycle import Event, EventKind
+from prorl.service.core.state import RolloutRecord
 from prorl.types import AttemptKey, RolloutState
-from tests.service.running_gateway import CHAIN, GatewayHarness, group, running_gateway
+from tests.service.running_gateway import CHAIN, GatewayHarness, Worker, group, running_gateway
 from tests.waiting import until
 
 KINDS = pytest.mark.parametrize("kind", ["local", "flight"])
@@ -140,17 +141,25 @@ async def test_the_next_incarnation_has_the_attempt_again(tmp_path: Path) -> Non
         await second.close()
 
 
+async def attempt_without_holder(
+    w: GatewayHarness, chain: Worker
+) -> tuple[AttemptKey, RolloutRecord]:
+    """Returns a running attempt whose chain has come back once and has gone again."""
+    (key,) = await w.leased(chain)
+    record = w.core.run("r").rollouts[key.rollout_id]
+    await until(lambda: record.lease_confirmed)
+    first = await claim(w, key, "first")
+    await welcome(first)
+    await first.close()
+    await until(lambda: not w.core.state.of_role("run"))
+    return key, record
+
+
 async def test_an_attempt_that_a_dead_store_had_reserved_goes_on_from_its_journal(
     tmp_path: Path,
 ) -> None:
     async with running_gateway(tmp_path) as w, w.worker(CHAIN) as chain:
-        (key,) = await w.leased(chain)
-        record = w.core.run("r").rollouts[key.rollout_id]
-        await until(lambda: record.lease_confirmed)
-        first = await claim(w, key, "first")
-        await welcome(first)
-        await first.close()
-        await until(lambda: not w.core.state.of_role("run"))
+        key, record = await attempt_without_holder(w, chain)
         # As the log has it after a kill of stages and store between the reservation and the row.
         assert w.core.rollouts.apply(record, Event(kind=EventKind.RESERVE, attempt=key.attempt))
         second = await claim(w, key, "second")
@@ -164,13 +173,7 @@ async def test_a_next_incarnation_that_claims_nothing_is_waited_for_no_longer(
     tmp_path: Path,
 ) -> None:
     async with running_gateway(tmp_path) as w, w.worker(CHAIN) as chain:
-        (key,) = await w.leased(chain)
-        record = w.core.run("r").rollouts[key.rollout_id]
-        await until(lambda: record.lease_confirmed)
-        first = await claim(w, key, "first")
-        await welcome(first)
-        await first.close()
-        await until(lambda: not w.core.state.of_role("run"))
+        key, record = await attempt_without_holder(w, chain)
         second = await claim(w, key._replace(attempt=9), "second")
         assert (await welcome(second)).adopted == ()
         assert record.life.worker_losses == 1
