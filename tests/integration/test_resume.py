@@ -116,9 +116,7 @@ class _Watch:
         self._killed_at = 0.0
         self.twice: list[str] = []
         self.struck: set[AttemptKey] = set()
-        """Attempts of which RUN had a call or an answer when it was killed. One that has none yet
-        begins anew where the log had not heard that it is in RUN.
-        """
+        """Attempts that RUN had when it was killed."""
         self.answers: dict[tuple[int, int], str] = {}
         """What tools and envs had said by then, by rollout and turn."""
 
@@ -137,9 +135,7 @@ class _Watch:
         now, kept, bare = time.time(), 0.0, 0.0
         for path in self.paths():
             snapshot = look(path)
-            if snapshot is not None and any(
-                isinstance(record, RecordedCall | ToolAnswer) for record in snapshot.records
-            ):
+            if snapshot is not None:
                 self.struck.add(snapshot.key)
                 self.answers |= {
                     (snapshot.key.rollout_id, record.turn): record.text
